@@ -12,6 +12,7 @@ from npusim.cache_plan import allocate_groups, group_caches
 from npusim.config import PrefillHint
 from npusim.errors import CapacityError, InputError
 from npusim.kv_manager import KVManager
+from npusim.sanitizer import KVSanitizer
 from npusim.static_graph import LogitsArray, StaticGraph, TokenArray
 from npusim.step_inputs import INPUT_NAMES, Stage, StepInputs, TensorLike, read_step
 
@@ -33,6 +34,7 @@ class LLMInferRequest:
         members = group_caches(compiled.caches)
         groups = allocate_groups(members)
         self.kv = KVManager(groups, capacity=config.capacity, commit=config.commit)
+        self._sanitizer = KVSanitizer(self.kv) if config.sanitize else None
         whole = config.prefill_hint is PrefillHint.STATIC
         self._prefill = StaticGraph(
             compiled.compiled_prefill, self._spec, members, groups, 0 if whole else config.capacity
@@ -182,6 +184,9 @@ class LLMInferRequest:
         """Plan, run, commit: one block at `start`, its rows stored, its logits as a view."""
         graph.load(tokens, start)
         self.kv.settle(start)
-        graph.run()
+        if self._sanitizer is not None and graph.has_past:
+            self._sanitizer.run(graph, start, len(tokens))
+        else:
+            graph.run()
         self.kv.commit(start, graph.rows(len(tokens)))
         return graph.logits(len(tokens))
