@@ -42,6 +42,7 @@ class LLMInferRequest:
         self._generate = StaticGraph(compiled.compiled_generate, self._spec, members, groups, config.capacity)
         self._tensors: dict[str, TensorLike] = {}
         self._logits: LogitsArray | None = None
+        self._graph_seconds = 0.0
 
     @property
     def num_stored_tokens(self) -> int:
@@ -74,6 +75,11 @@ class LLMInferRequest:
     def kv_nbytes(self) -> int:
         """Bytes of the KV buffers, as allocated."""
         return self.kv.nbytes
+
+    @property
+    def graph_seconds(self) -> float:
+        """Seconds that the last call spent inside the compiled graph."""
+        return self._graph_seconds
 
     def set_tensor(self, name: str, tensor: TensorLike) -> None:
         """Give an input for the calls to come: input_ids, attention_mask or position_ids.
@@ -116,6 +122,7 @@ class LLMInferRequest:
             num_embeddings=self._spec.num_embeddings,
         )
         self._check_fits(step)
+        self._graph_seconds = 0.0
         match step.stage:
             case Stage.PREFILL:
                 self._logits = self._run_prefill(step.tokens)
@@ -188,5 +195,6 @@ class LLMInferRequest:
             self._sanitizer.run(graph, start, len(tokens))
         else:
             graph.run()
+        self._graph_seconds += graph.graph_seconds
         self.kv.commit(start, graph.rows(len(tokens)))
         return graph.logits(len(tokens))
