@@ -1,0 +1,25 @@
+"""OpenVINO transformations that turn a language model with GroupQueryAttention into exact static branches."""
+
+from transforms.decompose_gqa import BlockTokens, DecomposeGQA, tokens_in_attention_mask
+from transforms.empty_past import RemoveEmptyPast
+from transforms.errors import DecompositionError
+from transforms.gqa_node import GQANode, find_gqa, node_label, read_gqa
+from transforms.key_layout import Branch, KeyLayout
+from transforms.new_rows import KeepNewRows
+from transforms.static_shapes import StaticShapes
+
+__all__ = [
+    "BlockTokens",
+    "Branch",
+    "DecomposeGQA",
+    "DecompositionError",
+    "GQANode",
+    "KeepNewRows",
+    "KeyLayout",
+    "RemoveEmptyPast",
+    "StaticShapes",
+    "find_gqa",
+    "node_label",
+    "read_gqa",
+    "tokens_in_attention_mask",
+]

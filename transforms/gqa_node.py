@@ -1,0 +1,286 @@
+"""Read a GroupQueryAttention node into names, once, with everything that cannot be lowered refused."""
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import openvino as ov
+from openvino import Node, Output
+
+from transforms.errors import DecompositionError
+
+GQA_TYPE = "GroupQueryAttention"
+
+SUPPORTED_TYPES = (ov.Type.f32, ov.Type.f16, ov.Type.bf16)
+
+
+class Port(IntEnum):
+    """Input positions of the op (the contrib op's order)."""
+
+    QUERY = 0
+    KEY = 1
+    VALUE = 2
+    PAST_KEY = 3
+    PAST_VALUE = 4
+    SEQLENS_K = 5
+    TOTAL_SEQUENCE_LENGTH = 6
+    COS_CACHE = 7
+    SIN_CACHE = 8
+    POSITION_IDS = 9
+    ATTENTION_BIAS = 10
+    HEAD_SINK = 11
+    K_SCALE = 12
+    V_SCALE = 13
+    Q_NORM = 14
+    K_NORM = 15
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotaryInputs:
+    """Rotary embedding inside the op: tables [positions, R], of which 2 R channels are rotated."""
+
+    cos_cache: Output
+    sin_cache: Output
+    position_ids: Output | None
+    interleaved: bool
+
+    @property
+    def table_rows(self) -> int | None:
+        """How many positions the tables cover; None while unknown."""
+        rows = self.cos_cache.get_partial_shape()[0]
+        return rows.get_length() if rows.is_static else None
+
+    @property
+    def half(self) -> int:
+        """R: channel pairs that are rotated."""
+        length: int = self.cos_cache.get_partial_shape()[1].get_length()
+        return length
+
+
+@dataclass(frozen=True, kw_only=True)
+class GQANode:
+    """One GroupQueryAttention op: attributes resolved, inputs bound, absent inputs None.
+
+    query [1, num_heads, S, D], key and value [1, kv_num_heads, S, D], past [1, kv_num_heads, C, D].
+    """
+
+    node: Node = field(repr=False)
+    name: str
+    num_heads: int
+    kv_num_heads: int
+    head_size: int
+    scale: float
+    local_window_size: int
+    causal: bool
+    rolling_cache: bool
+    has_sink: bool
+    query: Output = field(repr=False)
+    key: Output = field(repr=False)
+    value: Output = field(repr=False)
+    past_key: Output = field(repr=False)
+    past_value: Output = field(repr=False)
+    seqlens_k: Output = field(repr=False)
+    head_sink: Output | None = field(repr=False)
+    attention_bias: Output | None = field(repr=False)
+    rotary: RotaryInputs | None = field(repr=False)
+
+    @property
+    def element_type(self) -> ov.Type:
+        """The type attention is computed in: the query's."""
+        return self.query.get_element_type()
+
+    @property
+    def group(self) -> int:
+        """G: query heads that read one KV head; query head h reads KV head h // G."""
+        return self.num_heads // self.kv_num_heads
+
+
+def node_label(node: Node) -> str:
+    """A name a person recognises: the tensor name of the attention output, else the node's own name.
+
+    (The frontend names the node after its last output, so every node of a whole model is called
+    "present.N.value".)
+    """
+    names = sorted(node.output(0).get_names())
+    return names[0] if names else str(node.get_friendly_name())
+
+
+def find_gqa(model: ov.Model) -> list[Node]:
+    """The GroupQueryAttention nodes of a model in execution order."""
+    return [node for node in model.get_ordered_ops() if node.get_type_name() == GQA_TYPE]
+
+
+def read_gqa(node: Node) -> GQANode:
+    """Bind a node's inputs and attributes.
+
+    Raises DecompositionError for what the lowering does not implement: quantized KV, softcap, QK norm
+    inputs, W = 0, a window without causal attention, head counts that do not divide, a batch other than 1.
+    """
+    name = node_label(node)
+    attributes = node.get_attributes()
+    _refuse_unsupported_attributes(name, attributes)
+    inputs = [_present(node.input_value(i)) for i in range(node.get_input_size())]
+    inputs += [None] * (len(Port) - len(inputs))
+    _refuse_unsupported_inputs(name, inputs)
+    num_heads, kv_num_heads = int(attributes["num_heads"]), int(attributes["kv_num_heads"])
+    _check_heads(name, num_heads, kv_num_heads)
+    query, key, value = (_required(name, inputs, port) for port in (Port.QUERY, Port.KEY, Port.VALUE))
+    head_size = _check_shapes(name, query, num_heads, key, value, kv_num_heads)
+    window, causal = int(attributes["local_window_size"]), bool(attributes.get("causal", True))
+    _check_window(name, window, causal)
+    return GQANode(
+        node=node,
+        name=name,
+        num_heads=num_heads,
+        kv_num_heads=kv_num_heads,
+        head_size=head_size,
+        scale=float(attributes["scale"]) or head_size**-0.5,
+        local_window_size=window,
+        causal=causal,
+        rolling_cache=bool(attributes.get("sliding_window_cache", False)),
+        has_sink=inputs[Port.HEAD_SINK] is not None or bool(attributes.get("smooth_softmax", False)),
+        query=query,
+        key=key,
+        value=value,
+        past_key=_required(name, inputs, Port.PAST_KEY),
+        past_value=_required(name, inputs, Port.PAST_VALUE),
+        seqlens_k=_required(name, inputs, Port.SEQLENS_K),
+        head_sink=inputs[Port.HEAD_SINK],
+        attention_bias=inputs[Port.ATTENTION_BIAS],
+        rotary=_read_rotary(name, inputs, attributes, head_size),
+    )
+
+
+def _present(source: Output) -> Output | None:
+    """The input, or None for the constant of shape [0] that stands for an absent one."""
+    shape = source.get_partial_shape()
+    is_absent = (
+        source.get_node().get_type_name() == "Constant" and shape.is_static and list(shape.to_shape()) == [0]
+    )
+    return None if is_absent else source
+
+
+def _required(name: str, inputs: list[Output | None], port: Port) -> Output:
+    source = inputs[port]
+    if source is None:
+        raise DecompositionError(
+            f"{name}: input {port.name.lower()} is absent; an op with a KV cache needs it, "
+            "export the model with past_key_values"
+        )
+    return source
+
+
+def _refuse_unsupported_attributes(name: str, attributes: dict[str, object]) -> None:
+    softcap = attributes.get("softcap", 0.0)
+    if softcap:
+        raise DecompositionError(f"{name}: softcap={softcap}; only softcap=0 is lowered")
+    for attribute in ("k_quant_type", "v_quant_type"):
+        kind = attributes.get(attribute, "NONE")
+        if kind != "NONE":
+            raise DecompositionError(
+                f"{name}: {attribute}={kind}; a quantized KV cache is not lowered, export with a float one"
+            )
+    bit_width = attributes.get("kv_cache_bit_width", 0)
+    if bit_width:
+        raise DecompositionError(
+            f"{name}: kv_cache_bit_width={bit_width}; a quantized KV cache is not lowered, use 0"
+        )
+
+
+def _refuse_unsupported_inputs(name: str, inputs: list[Output | None]) -> None:
+    for port, meaning in (
+        (Port.K_SCALE, "a quantized KV cache"),
+        (Port.V_SCALE, "a quantized KV cache"),
+        (Port.Q_NORM, "QK norm inside the op"),
+        (Port.K_NORM, "QK norm inside the op"),
+    ):
+        if inputs[port] is not None:
+            raise DecompositionError(
+                f"{name}: input {port.name.lower()} is given; {meaning} is not lowered, leave it absent"
+            )
+
+
+def _check_heads(name: str, num_heads: int, kv_num_heads: int) -> None:
+    if num_heads < 1 or kv_num_heads < 1 or num_heads % kv_num_heads:
+        raise DecompositionError(
+            f"{name}: num_heads={num_heads}, kv_num_heads={kv_num_heads}; "
+            "num_heads must be a positive multiple of kv_num_heads"
+        )
+
+
+def _check_shapes(
+    name: str, query: Output, num_heads: int, key: Output, value: Output, kv_num_heads: int
+) -> int:
+    """Check ranks, batch, heads and types; return the head size D."""
+    for label, source, heads in (
+        ("query", query, num_heads),
+        ("key", key, kv_num_heads),
+        ("value", value, kv_num_heads),
+    ):
+        shape = source.get_partial_shape()
+        if shape.rank.is_dynamic or shape.rank.get_length() != 4:
+            raise DecompositionError(f"{name}: {label} has shape {shape}; [1, heads, S, D] is needed")
+        if shape[0].is_static and shape[0].get_length() != 1:
+            raise DecompositionError(
+                f"{name}: {label} has batch {shape[0].get_length()}; only batch 1 is lowered"
+            )
+        if shape[1].is_static and shape[1].get_length() != heads:
+            raise DecompositionError(
+                f"{name}: {label} has {shape[1].get_length()} heads, the attributes say {heads}"
+            )
+        if source.get_element_type() != query.get_element_type():
+            raise DecompositionError(
+                f"{name}: {label} is {source.get_element_type()}, query is {query.get_element_type()}; "
+                "both must have one type"
+            )
+    if query.get_element_type() not in SUPPORTED_TYPES:
+        raise DecompositionError(
+            f"{name}: query is {query.get_element_type()}; "
+            f"allowed: {', '.join(t.get_type_name() for t in SUPPORTED_TYPES)}"
+        )
+    head_size = query.get_partial_shape()[3]
+    if head_size.is_dynamic:
+        raise DecompositionError(
+            f"{name}: the head size of query {query.get_partial_shape()} is unknown; give it a static last "
+            "dimension"
+        )
+    length: int = head_size.get_length()
+    return length
+
+
+def _check_window(name: str, window: int, causal: bool) -> None:
+    if window == 0 or window < -1:
+        raise DecompositionError(
+            f"{name}: local_window_size={window}; a window counts the query itself, so 1 is the least, "
+            "-1 is no window"
+        )
+    if window > 0 and not causal:
+        raise DecompositionError(
+            f"{name}: local_window_size={window} with causal=0; a window needs causal attention"
+        )
+
+
+def _read_rotary(
+    name: str, inputs: list[Output | None], attributes: dict[str, object], head_size: int
+) -> RotaryInputs | None:
+    if not attributes.get("do_rotary", False):
+        return None
+    cos_cache, sin_cache = inputs[Port.COS_CACHE], inputs[Port.SIN_CACHE]
+    if cos_cache is None or sin_cache is None:
+        raise DecompositionError(f"{name}: do_rotary=1 without cos_cache and sin_cache; give both tables")
+    shape = cos_cache.get_partial_shape()
+    if shape != sin_cache.get_partial_shape() or shape.rank.get_length() != 2 or shape[1].is_dynamic:
+        raise DecompositionError(
+            f"{name}: cos_cache {shape} and sin_cache {sin_cache.get_partial_shape()}; "
+            "both must be [positions, R] with the same static R"
+        )
+    if 2 * shape[1].get_length() > head_size:
+        raise DecompositionError(
+            f"{name}: the rotary tables have {shape[1].get_length()} columns; "
+            f"at most head_size / 2 = {head_size // 2} can be rotated"
+        )
+    return RotaryInputs(
+        cos_cache=cos_cache,
+        sin_cache=sin_cache,
+        position_ids=inputs[Port.POSITION_IDS],
+        interleaved=bool(attributes.get("rotary_interleaved", False)),
+    )

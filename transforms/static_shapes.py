@@ -1,0 +1,112 @@
+"""Give a language model the fixed shapes of one branch."""
+
+from collections.abc import Mapping
+
+import openvino as ov
+from openvino import Output, PartialShape
+from openvino.passes import ModelPass
+
+from transforms.errors import DecompositionError
+from transforms.gqa_node import GQANode, find_gqa, read_gqa
+
+
+class StaticShapes(ModelPass):
+    """Batch 1, S tokens in the block, C past rows per layer, an attention_mask of a fixed length.
+
+    `past_length` is one C for all nodes or a mapping from node name (`node_label`) to C. The mask is
+    `attention_length` long, C + S where nothing else is said. The head size of the caches may be symbolic:
+    it is the query's. Run it before DecomposeGQA.
+
+    Raises DecompositionError for an input whose role is unknown and for a dimension that stays dynamic; the
+    shapes of the model are then what they were.
+    """
+
+    def __init__(
+        self,
+        *,
+        sequence_length: int,
+        past_length: int | Mapping[str, int],
+        attention_length: int | None = None,
+    ) -> None:
+        super().__init__()
+        lengths = [past_length] if isinstance(past_length, int) else list(past_length.values())
+        if sequence_length < 1 or any(length < 0 for length in lengths):
+            raise DecompositionError(
+                f"sequence_length={sequence_length}, past_length={past_length}; "
+                "the first is at least 1, the second at least 0"
+            )
+        if attention_length is None:
+            attention_length = sequence_length + max(lengths)
+        self._sequence_length = sequence_length
+        self._past_length = past_length
+        self._attention_length = attention_length
+
+    def run_on_model(self, model: ov.Model) -> bool:
+        """Reshape all inputs; True, as the shapes were set."""
+        before = {i: p.get_partial_shape() for i, p in enumerate(model.inputs)}
+        past = self._past_shapes(model)
+        shapes = {
+            i: past.get(source.get_node().get_friendly_name()) or self._shape_of(source)
+            for i, source in enumerate(model.inputs)
+        }
+        model.reshape(shapes)
+        try:
+            _check_static(model)
+        except DecompositionError:
+            model.reshape(before)
+            raise
+        return True
+
+    def _past_shapes(self, model: ov.Model) -> dict[str, PartialShape]:
+        """Shape of every cache input by its parameter's name."""
+        shapes = {}
+        for node in find_gqa(model):
+            gqa = read_gqa(node)
+            length = self._length_for(gqa)
+            shape = PartialShape([1, gqa.kv_num_heads, length, gqa.head_size])
+            for past in (gqa.past_key, gqa.past_value):
+                shapes[_parameter_behind(past, gqa.name).get_friendly_name()] = shape
+        return shapes
+
+    def _length_for(self, gqa: GQANode) -> int:
+        if isinstance(self._past_length, int):
+            return self._past_length
+        if gqa.name not in self._past_length:
+            raise DecompositionError(f"past_length has no entry for {gqa.name}; give one for every node")
+        return self._past_length[gqa.name]
+
+    def _shape_of(self, source: Output) -> PartialShape:
+        """Shape of an input that is no cache."""
+        shape, name = source.get_partial_shape(), source.get_any_name()
+        if shape.is_static:
+            return shape
+        if name in ("input_ids", "position_ids"):
+            return PartialShape([1, self._sequence_length])
+        if name == "attention_mask":
+            return PartialShape([1, self._attention_length])
+        raise DecompositionError(
+            f"input {name} has shape {shape}; only input_ids, attention_mask, position_ids and the caches of "
+            "GroupQueryAttention may be dynamic"
+        )
+
+
+def _parameter_behind(past: Output, name: str) -> ov.Node:
+    source = past.get_node()
+    if source.get_type_name() == "Convert":
+        source = source.input_value(0).get_node()
+    if source.get_type_name() != "Parameter":
+        raise DecompositionError(
+            f"{name}: its past comes from {source.get_friendly_name()} ({source.get_type_name()}); "
+            "a model input is needed"
+        )
+    return source
+
+
+def _check_static(model: ov.Model) -> None:
+    for node in model.get_ordered_ops():
+        for output in node.outputs():
+            if output.get_partial_shape().is_dynamic:
+                raise DecompositionError(
+                    f"{node.get_friendly_name()} ({node.get_type_name()}) keeps the dynamic shape "
+                    f"{output.get_partial_shape()}; every dimension must follow from the static inputs"
+                )
