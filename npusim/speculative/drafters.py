@@ -64,7 +64,8 @@ class DraftModel:
             rows = self._feed(tokens[start : start + size], start)
             start = len(self._consumed)
             if start == len(tokens):
-                return rows[-1]
+                last: npt.NDArray[np.floating] = rows[-1]
+                return last
 
     def _shared_prefix(self, tokens: Sequence[int]) -> int:
         """Leading tokens that need not be fed. The last token always is: its logits are the first draft."""
@@ -105,7 +106,7 @@ class PromptLookup:
 
 
 def _earlier_ends(sequence: npt.NDArray[np.integer], size: int) -> npt.NDArray[np.intp]:
-    """Indices one past every occurrence of the last `size` items of `sequence` but the last one, ascending."""
+    """Where earlier occurrences of the last `size` items of `sequence` end (index one past), ascending."""
     starts = len(sequence) - size
     matches = np.ones(starts, dtype=bool)
     for offset in range(size):

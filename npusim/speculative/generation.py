@@ -132,7 +132,7 @@ class _Sequence:
 
     @property
     def room_for_drafts(self) -> int:
-        """Drafts that fit: stored rows are all tokens and the draft, emitted tokens one more than the draft."""
+        """Drafts that fit: a step stores all tokens and the draft, and emits one more than the draft."""
         return min(self._capacity - len(self.tokens), self._end - len(self.tokens) - 1)
 
     @property
@@ -171,8 +171,8 @@ def _check_prompt(target: Target, prompt: list[int]) -> None:
         raise InputError("prompt_ids is empty; a generation needs at least 1 token to continue")
     if len(prompt) > target.max_prompt_len:
         raise CapacityError(
-            f"the prompt has {len(prompt)} tokens, the target takes {target.max_prompt_len}; shorten the prompt "
-            "or compile the target with a larger NPUW_LLM_MAX_PROMPT_LEN"
+            f"the prompt has {len(prompt)} tokens, the target takes {target.max_prompt_len}; shorten the "
+            "prompt or compile the target with a larger NPUW_LLM_MAX_PROMPT_LEN"
         )
 
 

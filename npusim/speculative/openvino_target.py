@@ -20,14 +20,14 @@ class OpenVINOTarget:
     """Speaks the request interface over a stateful model on a plugin whose states can be read and set (CPU).
 
     The model: inputs input_ids [1, n] and attention_mask [1, T], and position_ids [1, n] and beam_idx [1] if
-    it has them; output logits [1, n, vocab_size] (or fewer rows, the newest); one state per K and V, each with
-    a row per stored token on `sequence_axis`. Compile it with `KV_CACHE_PRECISION` f32: an 8-bit cache, the
-    default of the CPU plugin, makes logits depend on how the tokens were cut into blocks, and a speculative
-    run may then differ from a plain one.
+    it has them; output logits [1, n, vocab_size] (or fewer rows, the newest); one state per K and V, each
+    with a row per stored token on `sequence_axis`. Compile it with `KV_CACHE_PRECISION` f32: an 8-bit cache,
+    the default of the CPU plugin, makes logits depend on how the tokens were cut into blocks, and then a
+    speculative run may differ from a plain one.
 
     capacity, max_generation_tokens, max_prompt_len: a model of dynamic shape has no such limits; they are
-    refusals on its behalf. The latter two are the capacity if left out. vocab_size: needed only where the last
-    dimension of logits is dynamic.
+    refusals on its behalf. The latter two are the capacity if left out. vocab_size: needed only where the
+    last dimension of logits is dynamic.
 
     A call that OpenVINO itself fails leaves the rows below its first position, exact and usable.
     """
@@ -51,8 +51,8 @@ class OpenVINOTarget:
         self.vocab_size = _limit("vocab_size", vocab_size or _vocab_size(request))
         if not request.query_state():
             raise ModelError(
-                "the model has no variable states, so no KV cache to rewind; make it stateful, or compile the "
-                "original with npusim.compile_model"
+                "the model has no variable states, so no KV cache to rewind; make it stateful, or compile "
+                "the original with npusim.compile_model"
             )
         self._stored = 0
         self._rows_in_doubt = False
@@ -65,7 +65,7 @@ class OpenVINOTarget:
     def infer(
         self, inputs: Mapping[str, TokenArray], *, share_outputs: bool = False
     ) -> Mapping[str, npt.NDArray[np.floating]]:
-        """Run input_ids [1, n] at position_ids [1, n] (left out: continue); the rest of the inputs is made here.
+        """Run input_ids [1, n] at position_ids [1, n] (left out: continue); other inputs are made here.
 
         Refusals (InputError, CapacityError) come before the state is touched.
         """
@@ -164,8 +164,8 @@ class OpenVINOTarget:
             )
         if start + count > self.capacity:
             raise CapacityError(
-                f"{count} tokens at position {start} need room for {start + count}, capacity is {self.capacity}; "
-                "trim first or use a larger capacity"
+                f"{count} tokens at position {start} need room for {start + count}, capacity is "
+                f"{self.capacity}; trim first or use a larger capacity"
             )
 
 
@@ -174,8 +174,8 @@ def _input_names(request: InferRequest) -> list[str]:
     unknown = sorted(set(names) - _FED)
     if unknown or not {"input_ids", "attention_mask"} <= set(names):
         raise ModelError(
-            f"the model takes {names}; a stateful language model takes input_ids and attention_mask and may take "
-            "position_ids and beam_idx, nothing else"
+            f"the model takes {names}; a stateful language model takes input_ids and attention_mask, may "
+            "take position_ids and beam_idx, and takes nothing else"
         )
     return names
 

@@ -1,8 +1,8 @@
-"""How the target accepts a draft and what it emits: greedy, or sampling by the rule that keeps its distribution.
+"""How the target accepts a draft and what it emits: greedy, or sampling that keeps its distribution.
 
 Speculative sampling follows Leviathan, Kalman, Matias, "Fast inference from transformers via speculative
 decoding" (2023) and Chen et al. (2023), for a proposal that is certain (all its probability on one token d):
-accept d with probability p(d), otherwise emit a token from p with d taken out, renormalised. The emitted token
+accept d with probability p(d), otherwise emit a token from p with d taken out, renormalised. What is emitted
 is then distributed as p: P(d) = p(d), and for every other t, (1 - p(d)) * p(t) / (1 - p(d)) = p(t).
 """
 
@@ -48,7 +48,7 @@ class Greedy:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampler:
-    """Sampling from softmax(logits / temperature), cut to the `top_k` likeliest and then to the nucleus `top_p`.
+    """Sampling from softmax(logits / temperature), cut to the `top_k` likeliest, then to the nucleus `top_p`.
 
     temperature: 0 is greedy. top_k: 0 is no cut. top_p: the fewest likeliest tokens whose probabilities
     (renormalised after top_k) reach top_p stay; 1 is no cut. Among equal probabilities the lower id ranks
@@ -138,7 +138,8 @@ class _SamplingVerifier:
 
 
 def _normalised(weights: Weights) -> Weights:
-    return weights / weights.sum()
+    result: Weights = weights / weights.sum()
+    return result
 
 
 def _only(token: int, vocab_size: int) -> Weights:

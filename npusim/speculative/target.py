@@ -54,6 +54,9 @@ class Target(Protocol):
     def trim(self, num_tokens: int) -> int:
         """Keep the first `num_tokens` stored tokens; the number dropped."""
 
+    def reset_state(self) -> None:
+        """Forget the conversation."""
+
 
 def feed(target: Target, tokens: Sequence[int], position: int) -> LogitRows:
     """Run `tokens` at absolute positions from `position` on; their logits [n, vocab_size], not copied.
@@ -63,17 +66,22 @@ def feed(target: Target, tokens: Sequence[int], position: int) -> LogitRows:
     prefill, of which only the last row is of use).
     """
     count = len(tokens)
+    if position == 0 and count == 1:
+        # This is no prefill to the target but a generate step that trims to 0, and a cache that remembers how
+        # far it was once filled would refuse rewinds on that ground for the whole new conversation.
+        target.reset_state()
     input_ids = np.array([tokens], dtype=np.int64)  # [1, n]
     position_ids = np.arange(position, position + count, dtype=np.int64)[None]  # [1, n]
     outputs = target.infer({"input_ids": input_ids, "position_ids": position_ids}, share_outputs=True)
-    rows = outputs["logits"][0]  # [>= n, vocab_size]
+    rows: LogitRows = outputs["logits"][0]  # [>= n, vocab_size]
     needed = 1 if position == 0 else count
     if rows.shape[0] < needed:
         raise ModelError(
             f"the target returned {rows.shape[0]} rows of logits for a block of {count} tokens at position "
             f"{position}, and {needed} are needed; verifying a draft takes the logits of every token"
         )
-    return rows[-count:]
+    newest: LogitRows = rows[-count:]
+    return newest
 
 
 def checked_tokens(values: Sequence[int] | npt.NDArray[np.integer], vocab_size: int, what: str) -> list[int]:
