@@ -91,7 +91,7 @@ def _refusals_by_lowering(layer: AttentionLayer, node: Node | None) -> tuple[str
 
 
 def _refusals_by_file(layer: AttentionLayer) -> tuple[str, ...]:
-    """What the file's own attributes rule out; OpenVINO's frontend refuses most of it without naming a node."""
+    """What the file's own attributes rule out; OpenVINO's frontend refuses most of it, but names no node."""
     heads, kv_heads, window = layer.num_heads, layer.kv_num_heads, layer.local_window_size
     rules = (
         (layer.softcap != 0, f"softcap={layer.softcap:g}: only softcap=0 is lowered"),

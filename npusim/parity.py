@@ -87,3 +87,8 @@ class ParityTarget:
     def trim(self, num_tokens: int) -> int:
         """As the request's; the reference follows at the next call."""
         return self._request.trim(num_tokens)
+
+    def reset_state(self) -> None:
+        """Both forget the conversation."""
+        self._request.reset_state()
+        self._reference.reset()

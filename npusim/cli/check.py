@@ -2,32 +2,31 @@
 
 import argparse
 
-from rich.table import Table
-
 from npusim.check import CheckedLayer, CheckReport, check_model
-from npusim.cli.output import Json, plain, print_json, stdout
+from npusim.cli.output import Json, new_table, plain, print_json, stdout
 from npusim.cli.parsers import Subparsers, add_command
 from npusim.onnx_attention import AttentionLayer, Rotary
 
 DESCRIPTION = """\
-Show what every attention layer of an ONNX language model is, and what npusim makes of it. Nothing is compiled
-and no weights are needed, so this takes seconds on a large model too."""
+Show what every attention layer of an ONNX language model is, and what npusim makes of it.
+Nothing is compiled."""
 
 EPILOG = """\
 columns:
   heads     query heads / key-value heads x head size
-  window    keys a query sees, itself included (local_window_size); "-" is all of the past
-  sink      a logit that joins the softmax denominator without a value: head_sink (learnt) or smooth_softmax (0)
-  rotary    form, rotated channels of the head where not all, positions covered by the tables
-  rolling   sliding_window_cache=1: the exporter expects a window-sized cache that moves
-  KV cache  element type of the cache tensors
+  window    keys that a query sees, itself included; "-" is all of the past
+  sink      one more logit in the softmax denominator: head_sink (learnt, one per head)
+            or smooth_softmax (0)
+  rotary    form, rotated channels where not all of the head, positions in the tables
+  rolling   sliding_window_cache=1: exported for a window-sized cache that moves
+  KV cache  element type of the cache tensors, and how it is quantized
   refused   why the layer cannot be lowered; "-" where it can
 
 examples:
   npusim check model.onnx
   npusim check model.onnx --json | jq '.layers[] | select(.refusals != [])'
 
-exit code: 0 if everything runs, 1 if something is refused, 2 if the file cannot be used"""
+exit code: 0 if everything runs, 1 if something is refused, 2 if the file is unusable"""
 
 ABSENT = "-"
 
@@ -53,9 +52,10 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _print_report(report: CheckReport) -> None:
-    table = Table(title_justify="left")
-    for heading in ("layer", "heads", "window", "sink", "rotary", "rolling", "KV cache", "refused"):
-        table.add_column(heading, overflow="fold")
+    table = new_table()
+    for heading in ("layer", "heads", "window", "sink", "rotary", "rolling", "KV cache"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("refused", overflow="fold")
     for checked in report.layers:
         table.add_row(*(plain(cell) for cell in _cells(checked)))
     console = stdout()
@@ -95,7 +95,7 @@ def _rotary(layer: AttentionLayer) -> str:
     if rotary is None:
         return ABSENT
     channels = f" {rotary.rotated_channels} of {layer.head_size}" if layer.is_partial_rotary else ""
-    return f"{_form(rotary)}{channels}, {rotary.table_length or '?'} positions"
+    return f"{_form(rotary)}{channels}, {rotary.table_length or '?'}"
 
 
 def _form(rotary: Rotary) -> str:
@@ -113,12 +113,6 @@ def _report_json(report: CheckReport) -> dict[str, Json]:
 
 def _layer_json(checked: CheckedLayer) -> dict[str, Json]:
     layer, rotary = checked.layer, checked.layer.rotary
-    rotary_json: Json = rotary and {
-        "form": _form(rotary),
-        "rotated_channels": rotary.rotated_channels,
-        "partial": layer.is_partial_rotary,
-        "table_length": rotary.table_length,
-    }
     return {
         "index": layer.index,
         "name": layer.name,
@@ -128,9 +122,18 @@ def _layer_json(checked: CheckedLayer) -> dict[str, Json]:
         "local_window_size": layer.local_window_size,
         "causal": layer.causal,
         "sink": layer.sink.value,
-        "rotary": rotary_json,
+        "rotary": None if rotary is None else _rotary_json(layer, rotary),
         "sliding_window_cache": layer.rolling_cache,
         "kv_cache_type": layer.kv_cache_type,
         "softcap": layer.softcap,
         "refusals": list(checked.refusals),
+    }
+
+
+def _rotary_json(layer: AttentionLayer, rotary: Rotary) -> dict[str, Json]:
+    return {
+        "form": _form(rotary),
+        "rotated_channels": rotary.rotated_channels,
+        "partial": layer.is_partial_rotary,
+        "table_length": rotary.table_length,
     }

@@ -1,16 +1,26 @@
-"""`npusim demo`: the built-in pair of models, every step held against OpenVINO running the same file natively."""
+"""`npusim demo`: the built-in pair of models, each step held against the same file run natively."""
 
 import argparse
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
 
-from npusim.cli.config_help import CONFIG_KEYS
 from rich.table import Table
 
 import npusim
-from npusim import byte_vocabulary
-from npusim.cli.output import Advance, Json, plain, print_json, progress, stdout
+from npusim import byte_vocabulary, speculative
+from npusim.cli.config_help import config_keys
+from npusim.cli.output import (
+    Advance,
+    Json,
+    finite,
+    new_table,
+    plain,
+    print_fields,
+    print_json,
+    progress,
+    stdout,
+)
 from npusim.cli.parsers import (
     Subparsers,
     add_command,
@@ -23,27 +33,28 @@ from npusim.native import NativeModel
 from npusim.parity import ParityTarget, StepParity
 
 TOLERANCE = 1e-4
-"""Greatest absolute logits difference that still is a match: float32 sums in another order (logits up to 30)."""
+"""Greatest absolute logits difference that is a match: float32 sums in another order, logits up to 30."""
 
 DEFAULT_PROMPT = "Return a list of the "
 DIFFERENCES_PER_ROW = 8
 
 DESCRIPTION = """\
-Run the built-in pair of models (trained on docstrings, a token is a byte; windows of 32 and full attention in
-turn) on the simulated NPU: once token by token, once with the small model drafting for the large one. Beside
-each step OpenVINO's CPU plugin runs the same ONNX file natively: dynamic shapes, a cache that grows, no slots.
-Text, parity of every step, acceptance and KV memory are printed."""
+Run the built-in pair of models (trained on docstrings, a token is a byte; layers with a
+window of 32 and full ones in turn) on the simulated NPU: once token by token, once with
+the small model drafting for the large one. Beside each step OpenVINO's CPU plugin runs
+the same file natively: dynamic shapes, a cache that grows, no slots. Printed are the
+text, the parity of every step, acceptance and KV memory."""
 
 EPILOG = f"""\
-A step matches when no logit differs by more than {TOLERANCE:g}. The prompt of 22 tokens and a few new ones cross the
-window of 32, which is where a mask written in slot distance goes wrong.
+A step matches when no logit differs by more than {TOLERANCE:g}. The prompt of 22 tokens and
+the first new ones cross the window of 32: where a mask written in slot distance goes wrong.
 
-{CONFIG_KEYS}
+{config_keys()}
 
 examples:
   npusim demo
   npusim demo --prompt "Raise an error if " --max-new-tokens 100
-  npusim demo -c NPUW_LLM_PREFILL_HINT=DYNAMIC -c NPUW_LLM_PREFILL_CHUNK_SIZE=5
+  npusim demo -c NPUW_LLM_PREFILL_CHUNK_SIZE=5
   npusim demo --json | jq .worst_difference
 
 exit code: 0 if every step matches and drafting changes no token, 1 if not"""
@@ -53,7 +64,7 @@ exit code: 0 if every step matches and drafting changes no token, 1 if not"""
 class Part:
     """One generation with its parity record."""
 
-    generation: npusim.Generation
+    generation: speculative.Generation
     parity: tuple[StepParity, ...]
     kv_nbytes: int
 
@@ -136,7 +147,7 @@ def _run(options: argparse.Namespace, target_path: Path, draft_path: Path) -> De
     with progress("generating", 2 * options.max_new_tokens) as advance:
         plain_part = _generate(options, target.create_infer_request(), reference, None, advance)
         reference.reset()
-        drafter = npusim.DraftModel(draft.create_infer_request())
+        drafter = speculative.DraftModel(draft.create_infer_request())
         speculative = _generate(options, target.create_infer_request(), reference, drafter, advance)
     return DemoResult(prompt=options.prompt, plain=plain_part, speculative=speculative)
 
@@ -145,11 +156,11 @@ def _generate(
     options: argparse.Namespace,
     request: npusim.LLMInferRequest,
     reference: NativeModel,
-    drafter: npusim.DraftModel | None,
+    drafter: speculative.DraftModel | None,
     advance: Advance,
 ) -> Part:
     watched = ParityTarget(request, reference)
-    generation = npusim.generate(
+    generation = speculative.generate(
         watched,
         byte_vocabulary.encode(options.prompt),
         max_new_tokens=options.max_new_tokens,
@@ -164,8 +175,7 @@ def _generate(
 def _print_result(result: DemoResult) -> None:
     console = stdout()
     text = byte_vocabulary.decode(result.plain.generation.tokens)
-    console.print("[bold]prompt[/bold]       ", plain(result.prompt), sep="")
-    console.print("[bold]continuation[/bold] ", plain(text), sep="")
+    print_fields(console, {"prompt": result.prompt, "continuation": text})
     console.print()
     console.print(_difference_table("token by token", result.plain))
     console.print(_difference_table("with drafts", result.speculative))
@@ -177,12 +187,10 @@ def _print_result(result: DemoResult) -> None:
 
 def _difference_table(title: str, part: Part) -> Table:
     """The difference of each step, several to a row; a row begins with the position of its first step."""
-    table = Table(
-        title=f"{title}: greatest logits difference of each step to the native run", title_justify="left"
-    )
-    table.add_column("position", justify="right")
-    for number in range(DIFFERENCES_PER_ROW):
-        table.add_column(f"+{number}", justify="right")
+    table = new_table(f"{title}: largest logits difference of each step to the native run", gap=1)
+    table.add_column("position", justify="right", no_wrap=True)
+    for _ in range(DIFFERENCES_PER_ROW):
+        table.add_column(justify="right", no_wrap=True)
     for start in range(0, len(part.parity), DIFFERENCES_PER_ROW):
         steps = part.parity[start : start + DIFFERENCES_PER_ROW]
         table.add_row(str(steps[0].position), *(_difference(step) for step in steps))
@@ -195,16 +203,8 @@ def _difference(step: StepParity) -> str:
 
 
 def _summary_table(result: DemoResult) -> Table:
-    table = Table()
-    for heading in (
-        "",
-        "new tokens",
-        "target steps",
-        "drafts accepted",
-        "tokens per step",
-        "worst",
-        "KV bytes",
-    ):
+    table = new_table()
+    for heading in ("", "tokens", "steps", "accepted", "tokens/step", "worst", "KV bytes"):
         table.add_column(heading, justify="right" if heading else "left")
     for name, part in (("token by token", result.plain), ("with drafts", result.speculative)):
         generation = part.generation
@@ -244,7 +244,7 @@ def _result_json(result: DemoResult) -> dict[str, Json]:
         "matches": result.matches,
         "lossless": result.is_lossless,
         "tolerance": TOLERANCE,
-        "worst_difference": result.worst,
+        "worst_difference": finite(result.worst),
         "plain": _part_json(result.plain),
         "speculative": _part_json(result.speculative),
     }
@@ -257,13 +257,13 @@ def _part_json(part: Part) -> dict[str, Json]:
         "target_steps": len(part.generation.steps),
         "acceptance_rate": part.generation.acceptance_rate,
         "tokens_per_target_step": part.generation.tokens_per_target_step,
-        "worst_difference": part.worst,
+        "worst_difference": finite(part.worst),
         "kv_nbytes": part.kv_nbytes,
         "steps": [
             {
                 "position": step.position,
                 "num_tokens": step.num_tokens,
-                "max_abs_difference": step.max_abs_difference,
+                "max_abs_difference": finite(step.max_abs_difference),
             }
             for step in part.parity
         ],

@@ -17,21 +17,24 @@ EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
 DESCRIPTION = """\
-Run an ONNX language model as an NPU would: two fixed graphs, a KV cache that the host owns, on a CPU, exact.
+Run an ONNX language model as an NPU would: two fixed graphs, a KV cache that the host
+owns, on a CPU, exact.
 
-An NPU compiles static shapes only. The past lies in a buffer of C slots and the new tokens in S slots behind
-it, so the slot a key lies in is not its position in the text. npusim lowers GroupQueryAttention for that, moves
-the cache as an NPU runtime does, and lets you compare every step with the model run natively."""
+An NPU compiles static shapes only. The past lies in a buffer of C slots and the new
+tokens in S slots behind it, so the slot of a key is not its position in the text.
+npusim lowers GroupQueryAttention for that, moves the cache as an NPU runtime does, and
+lets you compare every step with the model run natively."""
 
 EPILOG = """\
 start here:
-  npusim demo                                  the built-in model, each step compared with OpenVINO run natively
-  npusim check model.onnx                      what every attention layer is and whether it runs
+  npusim demo                 the built-in models, each step compared with a native run
+  npusim check model.onnx     what every attention layer is, and whether it runs
   npusim run model.onnx --prompt-ids 1,2,3 --max-new-tokens 16
+  npusim COMMAND --help       what a command does, its settings, examples
 
 exit codes:
   0  done, nothing differed or was refused
-  1  something differed or was refused (demo, check)
+  1  something differed (demo) or was refused (check)
   2  wrong usage, or a file, setting or prompt that cannot be used"""
 
 

@@ -5,12 +5,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from npusim.cli.config_help import CONFIG_KEYS
-from rich.table import Table
-
 import npusim
-from npusim import byte_vocabulary
-from npusim.cli.output import Json, plain, print_json, progress, stdout
+from npusim import byte_vocabulary, speculative
+from npusim.cli.config_help import config_keys
+from npusim.cli.output import Json, print_fields, print_json, progress, stdout
 from npusim.cli.parsers import (
     Subparsers,
     add_command,
@@ -25,24 +23,26 @@ from npusim.errors import InputError
 LOOKUP = "lookup"
 
 DESCRIPTION = """\
-Generate from a prompt on the simulated NPU: a prefill graph takes the prompt, a generate graph one block after
-the other, the host keeps the KV cache between them. With --draft a smaller model (or the text itself) guesses
-ahead and the model verifies the guesses in one block: the tokens stay the same, the steps become fewer."""
+Generate from a prompt on the simulated NPU: a prefill graph takes the prompt, a generate
+graph one block after the other, the host keeps the KV cache between them. With --draft a
+smaller model (or the text itself) guesses ahead and the model verifies the guesses in one
+block: the greedy tokens stay the same, the steps become fewer."""
 
 EPILOG = f"""\
-sizes: what -c leaves open is chosen for this one run: NPUW_LLM_MAX_PROMPT_LEN is the prompt rounded up to 64,
-NPUW_LLM_MIN_RESPONSE_LEN is --max-new-tokens, NPUW_LLM_MAX_GENERATION_TOKEN_LEN is 1, or --num-draft + 1.
+sizes: what -c leaves open is chosen for this run. NPUW_LLM_MAX_PROMPT_LEN is the prompt
+rounded up to 64, NPUW_LLM_MIN_RESPONSE_LEN is --max-new-tokens,
+NPUW_LLM_MAX_GENERATION_TOKEN_LEN is 1, or --num-draft + 1 with a draft.
 
-text: --prompt and text output need a model of the byte vocabulary (a token is a byte, {byte_vocabulary.VOCAB_SIZE} in all), as the
-built-in models have. Give other models --prompt-ids; the answer is token ids then.
+text: --prompt and text output need the byte vocabulary ({byte_vocabulary.VOCAB_SIZE} ids, a token is a byte)
+that the built-in models have. Other models take --prompt-ids and answer with token ids.
 
-{CONFIG_KEYS}
+{config_keys()}
 
 examples:
   npusim run model.onnx --prompt-ids 257,72,105 --max-new-tokens 32
-  npusim run model.onnx --prompt "Return a list" --max-new-tokens 64 -c NPUW_LLM_PREFILL_HINT=DYNAMIC
+  npusim run model.onnx --prompt "Return a list" -c NPUW_LLM_PREFILL_HINT=STATIC
   npusim run target.onnx --prompt "Return a list" --draft draft.onnx --num-draft 4
-  npusim run target.onnx --prompt "Return a list" --draft lookup --temperature 0.8 --top-p 0.9 --seed 7
+  npusim run target.onnx --prompt "Return a list" --draft lookup --temperature 0.8 --seed 7
   npusim run model.onnx --prompt-ids 1,2,3 --json | jq .tokens"""
 
 
@@ -51,7 +51,7 @@ class RunResult:
     """What a run gave, and what it cost."""
 
     prompt_ids: list[int]
-    generation: npusim.Generation
+    generation: speculative.Generation
     request: npusim.LLMInferRequest
     config: dict[str, str | int]
     compile_seconds: float
@@ -126,7 +126,7 @@ def execute(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> RunResult:
     prompt_ids = options.prompt_ids or byte_vocabulary.encode(options.prompt)
-    sampler = npusim.Sampler(
+    sampler = speculative.Sampler(
         temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, seed=options.seed
     )
     config = sized_config(
@@ -148,7 +148,7 @@ def _run(options: argparse.Namespace) -> RunResult:
         )
     default_eos = byte_vocabulary.END_TOKEN if is_bytes else None
     with progress("generating", options.max_new_tokens) as advance:
-        generation = npusim.generate(
+        generation = speculative.generate(
             request,
             prompt_ids,
             max_new_tokens=options.max_new_tokens,
@@ -168,47 +168,39 @@ def _run(options: argparse.Namespace) -> RunResult:
     )
 
 
-def _advancing(advance: Callable[[float], None]) -> Callable[[npusim.Step], None]:
+def _advancing(advance: Callable[[float], None]) -> Callable[[speculative.Step], None]:
     return lambda step: advance(step.emitted)
 
 
 def _drafter(
     draft: str | None, config: dict[str, str | int]
-) -> npusim.DraftModel | npusim.PromptLookup | None:
+) -> speculative.DraftModel | speculative.PromptLookup | None:
     if draft is None:
         return None
     if draft == LOOKUP:
-        return npusim.PromptLookup()
-    return npusim.DraftModel(npusim.compile_model(draft, config).create_infer_request())
+        return speculative.PromptLookup()
+    return speculative.DraftModel(npusim.compile_model(draft, config).create_infer_request())
 
 
 def _print_result(result: RunResult) -> None:
     generation, request = result.generation, result.request
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-
-    def row(name: str, value: str) -> None:
-        table.add_row(name, plain(value))
-
+    fields = {}
     if result.text is not None:
-        row("prompt", byte_vocabulary.decode(result.prompt_ids))
-        row("continuation", result.text)
-    row("tokens", ",".join(map(str, generation.tokens)))
-    row("finished", f"{generation.finish_reason.value} after {len(generation.tokens)} new tokens")
+        fields["prompt"] = byte_vocabulary.decode(result.prompt_ids)
+        fields["continuation"] = result.text
+    fields["tokens"] = ",".join(map(str, generation.tokens))
+    fields["finished"] = f"{generation.finish_reason.value} after {len(generation.tokens)} new tokens"
     proposed = sum(step.proposed for step in generation.steps)
     if proposed:
-        row(
-            "speculation",
+        fields["speculation"] = (
             f"{generation.acceptance_rate:.0%} of {proposed} drafts accepted, "
-            f"{generation.tokens_per_target_step:.2f} tokens per target step",
+            f"{generation.tokens_per_target_step:.2f} tokens per target step"
         )
-    row(
-        "stored",
-        f"{request.num_stored_tokens} of {request.capacity} tokens, {request.kv_nbytes:,} bytes of KV cache",
+    fields["stored"] = (
+        f"{request.num_stored_tokens} of {request.capacity} tokens, {request.kv_nbytes:,} bytes of KV cache"
     )
-    row("time", f"{result.compile_seconds:.2f} s to compile, {result.generate_seconds:.2f} s to generate")
-    stdout().print(table)
+    fields["time"] = f"{result.compile_seconds:.2f} s to compile, {result.generate_seconds:.2f} s to generate"
+    print_fields(stdout(), fields)
 
 
 def _result_json(model: str, result: RunResult) -> dict[str, Json]:

@@ -169,7 +169,7 @@ def test_what_the_frontend_loses_is_refused(monkeypatch):
     """Older frontends drop windows and sinks without a word: stand in for one by changing what is read."""
     real = read_onnx_attention(MODELS / "llama.onnx")
     other = read_onnx_attention(MODELS / "gptoss_attention.onnx")
-    monkeypatch.setattr(check, "read_onnx_attention", lambda path: other)
+    monkeypatch.setattr(check, "read_onnx_attention", lambda _: other)
     assert [layer.output for layer in real.layers] == [layer.output for layer in other.layers]
     report = check_model(MODELS / "llama.onnx")
     assert [checked.refusals[0] for checked in report.layers] == [

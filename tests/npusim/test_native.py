@@ -91,7 +91,7 @@ def test_logits_are_not_overwritten_by_the_next_call():
 
 
 def test_the_rolling_flag_left_set_would_be_wrong(monkeypatch):
-    monkeypatch.setattr(native, "_take_past_as_it_is", lambda nodes: None)
+    monkeypatch.setattr(native, "_take_past_as_it_is", lambda _: None)
     model, tokens = NativeModel(MODELS["gemma3_alternating"]), tokens_of(seed=1)
     expected = onnxruntime_logits(MODELS["gemma3_alternating"], tokens)
     np.testing.assert_allclose(model.feed(tokens[:12]), expected[:, :12], rtol=0, atol=1e-4)

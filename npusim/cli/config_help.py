@@ -1,0 +1,11 @@
+"""The settings of -c as help text, from the configuration itself."""
+
+from npusim.config import OPTIONS
+
+
+def config_keys() -> str:
+    """Every key with its meaning and default, for the end of a command's help."""
+    entries = [f"  {option.key}  (default {option.default})\n      {option.meaning}" for option in OPTIONS]
+    return "settings (-c KEY=VALUE), named as NPUW names them; own ones begin with NPUSIM_:\n" + "\n".join(
+        entries
+    )
