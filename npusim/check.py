@@ -60,7 +60,9 @@ def check_model(path: str | os.PathLike[str]) -> CheckReport:
         message = str(error)
         model_refusals = _frontend_refusals(message, attention.op_counts)
         failed = {failure.output: failure.reason for failure in _failures(message)}
-        judged = [(failed[layer.output],) if layer.output in failed else () for layer in attention.layers]
+        judged: list[tuple[str, ...]] = [
+            (failed[layer.output],) if layer.output in failed else () for layer in attention.layers
+        ]
     else:
         nodes = {node_label(node): node for node in find_gqa(model)}
         judged = [_refusals_by_lowering(layer, nodes.get(layer.output)) for layer in attention.layers]

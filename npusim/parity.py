@@ -56,11 +56,6 @@ class ParityTarget:
         """As the request's."""
         return self._request.num_stored_tokens
 
-    @property
-    def worst(self) -> float:
-        """The greatest difference of all calls so far; 0 before the first."""
-        return max((step.max_abs_difference for step in self.steps), default=0.0)
-
     def infer(
         self, inputs: Mapping[str, TokenArray], *, share_outputs: bool = False
     ) -> Mapping[str, NDArray[np.floating]]:

@@ -9,3 +9,9 @@ def config_keys() -> str:
     return "settings (-c KEY=VALUE), named as NPUW names them; own ones begin with NPUSIM_:\n" + "\n".join(
         entries
     )
+
+
+def settings_table() -> str:
+    """Every key as a row of a Markdown table, for the README."""
+    rows = [f"| `{option.key}` | {option.default} | {option.meaning} |" for option in OPTIONS]
+    return "\n".join(["| key | default | meaning |", "|---|---|---|", *rows])

@@ -80,17 +80,17 @@ class DemoResult:
 
     prompt: str
     plain: Part
-    speculative: Part
+    drafted: Part
 
     @property
     def worst(self) -> float:
         """The greatest logits difference of both."""
-        return max(self.plain.worst, self.speculative.worst)
+        return max(self.plain.worst, self.drafted.worst)
 
     @property
     def is_lossless(self) -> bool:
         """Whether drafting changed no token."""
-        return self.plain.generation.tokens == self.speculative.generation.tokens
+        return self.plain.generation.tokens == self.drafted.generation.tokens
 
     @property
     def matches(self) -> bool:
@@ -148,8 +148,8 @@ def _run(options: argparse.Namespace, target_path: Path, draft_path: Path) -> De
         plain_part = _generate(options, target.create_infer_request(), reference, None, advance)
         reference.reset()
         drafter = speculative.DraftModel(draft.create_infer_request())
-        speculative = _generate(options, target.create_infer_request(), reference, drafter, advance)
-    return DemoResult(prompt=options.prompt, plain=plain_part, speculative=speculative)
+        drafted = _generate(options, target.create_infer_request(), reference, drafter, advance)
+    return DemoResult(prompt=options.prompt, plain=plain_part, drafted=drafted)
 
 
 def _generate(
@@ -178,7 +178,7 @@ def _print_result(result: DemoResult) -> None:
     print_fields(console, {"prompt": result.prompt, "continuation": text})
     console.print()
     console.print(_difference_table("token by token", result.plain))
-    console.print(_difference_table("with drafts", result.speculative))
+    console.print(_difference_table("with drafts", result.drafted))
     console.print()
     console.print(_summary_table(result))
     console.print()
@@ -206,7 +206,7 @@ def _summary_table(result: DemoResult) -> Table:
     table = new_table()
     for heading in ("", "tokens", "steps", "accepted", "tokens/step", "worst", "KV bytes"):
         table.add_column(heading, justify="right" if heading else "left")
-    for name, part in (("token by token", result.plain), ("with drafts", result.speculative)):
+    for name, part in (("token by token", result.plain), ("with drafts", result.drafted)):
         generation = part.generation
         drafted = any(step.proposed for step in generation.steps)
         table.add_row(
@@ -222,11 +222,9 @@ def _summary_table(result: DemoResult) -> Table:
 
 
 def _verdict(result: DemoResult) -> str:
-    steps = len(result.plain.parity) + len(result.speculative.parity)
+    steps = len(result.plain.parity) + len(result.drafted.parity)
     mismatches = sum(
-        step.max_abs_difference > TOLERANCE
-        for part in (result.plain, result.speculative)
-        for step in part.parity
+        step.max_abs_difference > TOLERANCE for part in (result.plain, result.drafted) for step in part.parity
     )
     parity = (
         f"MISMATCH: {mismatches} of {steps} steps differ from the native run by more than {TOLERANCE:g}"
@@ -246,7 +244,7 @@ def _result_json(result: DemoResult) -> dict[str, Json]:
         "tolerance": TOLERANCE,
         "worst_difference": finite(result.worst),
         "plain": _part_json(result.plain),
-        "speculative": _part_json(result.speculative),
+        "speculative": _part_json(result.drafted),
     }
 
 
