@@ -14,9 +14,13 @@ import openvino as ov
 from openvino import Node
 
 from npusim.errors import ModelError
-from npusim.onnx_attention import AttentionLayer, read_onnx_attention
+from npusim.model_spec import read_spec
+from npusim.onnx_attention import AttentionLayer, OnnxAttention, read_onnx_attention
 from transforms import DecompositionError
 from transforms.gqa_node import find_gqa, node_label, read_gqa
+
+Refusals = tuple[str, ...]
+"""Why something is refused, a sentence each; empty where it is not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +28,7 @@ class CheckedLayer:
     """A layer and why it is refused; no refusal means that it runs."""
 
     layer: AttentionLayer
-    refusals: tuple[str, ...]
+    refusals: Refusals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +37,7 @@ class CheckReport:
 
     path: str
     layers: tuple[CheckedLayer, ...]
-    refusals: tuple[str, ...]
+    refusals: Refusals
 
     @property
     def runs(self) -> bool:
@@ -52,29 +56,44 @@ def check_model(path: str | os.PathLike[str]) -> CheckReport:
             f"{path}: no GroupQueryAttention op among {sum(attention.op_counts.values())} ops; "
             "export the language model with onnxruntime-genai's model builder"
         )
-    model_refusals: tuple[str, ...] = ()
     by_file = [_refusals_by_file(layer) for layer in attention.layers]
     try:
         model = ov.Core().read_model(os.fspath(path))
     except RuntimeError as error:
-        message = str(error)
-        model_refusals = _frontend_refusals(message, attention.op_counts)
-        failed = {failure.output: failure.reason for failure in _failures(message)}
-        judged: list[tuple[str, ...]] = [
-            (failed[layer.output],) if layer.output in failed else () for layer in attention.layers
-        ]
+        judged, of_model = _judge_by_message(attention, str(error))
     else:
-        nodes = {node_label(node): node for node in find_gqa(model)}
-        judged = [_refusals_by_lowering(layer, nodes.get(layer.output)) for layer in attention.layers]
+        judged, of_model = _judge_by_model(attention, model)
     layers = tuple(
         # The file's own words say it better than what fails later because of them.
         CheckedLayer(layer=layer, refusals=own or others)
         for layer, own, others in zip(attention.layers, by_file, judged, strict=True)
     )
-    return CheckReport(path=os.fspath(path), layers=layers, refusals=model_refusals)
+    return CheckReport(path=os.fspath(path), layers=layers, refusals=of_model)
 
 
-def _refusals_by_lowering(layer: AttentionLayer, node: Node | None) -> tuple[str, ...]:
+def _judge_by_message(attention: OnnxAttention, message: str) -> tuple[list[Refusals], Refusals]:
+    """Refusals per layer and of the model, from what the frontend says that refuses the file."""
+    reasons = {failure.output: failure.reason for failure in _failures(message)}
+    judged: list[Refusals] = [
+        (reasons[layer.output],) if layer.output in reasons else () for layer in attention.layers
+    ]
+    return judged, _frontend_refusals(message, attention.op_counts)
+
+
+def _judge_by_model(attention: OnnxAttention, model: ov.Model) -> tuple[list[Refusals], Refusals]:
+    """Refusals per layer and of the model, from what npusim itself would read of it."""
+    nodes = {node_label(node): node for node in find_gqa(model)}
+    judged = [_refusals_by_lowering(layer, nodes.get(layer.output)) for layer in attention.layers]
+    if any(judged):
+        return judged, ()
+    try:
+        read_spec(model)
+    except ModelError as error:
+        return judged, (str(error),)
+    return judged, ()
+
+
+def _refusals_by_lowering(layer: AttentionLayer, node: Node | None) -> Refusals:
     """What the lowering says of the node that the frontend made of the layer."""
     if node is None:
         return ("OpenVINO's frontend left no GroupQueryAttention op for this layer; the file has one",)
@@ -92,7 +111,7 @@ def _refusals_by_lowering(layer: AttentionLayer, node: Node | None) -> tuple[str
     return ()
 
 
-def _refusals_by_file(layer: AttentionLayer) -> tuple[str, ...]:
+def _refusals_by_file(layer: AttentionLayer) -> Refusals:
     """What the file's own attributes rule out; OpenVINO's frontend refuses most of it, but names no node."""
     heads, kv_heads, window = layer.num_heads, layer.kv_num_heads, layer.local_window_size
     rules = (
@@ -138,7 +157,7 @@ def _failures(message: str) -> list[_Failure]:
     return failures
 
 
-def _frontend_refusals(message: str, op_counts: Mapping[str, int]) -> tuple[str, ...]:
+def _frontend_refusals(message: str, op_counts: Mapping[str, int]) -> Refusals:
     """Why OpenVINO does not read the file, a line each.
 
     Ops without a rule come first and alone: what fails after them mostly fails because of them.

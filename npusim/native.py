@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from openvino import Node
 
 from npusim.errors import InputError, ModelError, TrimError
+from npusim.model_spec import read_model
 
 GQA_TYPE = "GroupQueryAttention"
 FIRST_PAST, FIRST_PRESENT = 3, 1
@@ -53,7 +54,7 @@ class NativeModel:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Read and compile `path`. Raises ModelError for a file or model that cannot be run."""
-        model = _read(path)
+        model = read_model(os.fspath(path))
         nodes = [node for node in model.get_ordered_ops() if node.get_type_name() == GQA_TYPE]
         if not nodes:
             raise ModelError(f"{path}: no {GQA_TYPE} op; export the model with onnxruntime-genai's builder")
@@ -111,13 +112,6 @@ class NativeModel:
             self._past = [_copy(_first_rows(past, num_tokens)) for past in self._past]
             self._num_stored_tokens = num_tokens
         return removed
-
-
-def _read(path: str | os.PathLike[str]) -> ov.Model:
-    try:
-        return ov.Core().read_model(os.fspath(path))
-    except RuntimeError as error:
-        raise ModelError(f"{path}: OpenVINO cannot read this model: {error}") from error
 
 
 def _take_past_as_it_is(nodes: Sequence[Node]) -> None:

@@ -210,3 +210,14 @@ def test_a_layer_that_only_openvino_refuses_is_named(tmp_path):
     refusals = [checked.refusals for checked in check_model(path).layers]
     assert [len(reasons) for reasons in refusals] == [0, 1, 0, 0]
     assert "quantized KV cache element type" in refusals[1][0]
+
+
+def test_a_model_with_an_input_that_nobody_fills_is_refused_as_a_whole(tmp_path):
+    model = onnx.load(MODELS / "llama.onnx")
+    extra = helper.make_tensor_value_info("token_type_ids", onnx.TensorProto.INT64, ["batch_size", 1])
+    model.graph.input.append(extra)
+    onnx.save(model, tmp_path / "extra.onnx")
+    report = check_model(tmp_path / "extra.onnx")
+    assert [checked.refusals for checked in report.layers] == [()] * 4
+    assert "token_type_ids" in report.refusals[0]
+    assert not report.runs
