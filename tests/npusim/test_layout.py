@@ -116,6 +116,11 @@ def test_linear_capacity_counts_real_rows_only(stored: int, length: int, fits: b
         linear(16).plan_append(stored, length)
 
 
+def test_linear_holds_no_more_than_its_slots() -> None:
+    assert linear(5).resident(8) == range(5)
+    assert linear(5).readable_slots(8) == (range(5),)
+
+
 def test_padding_of_the_last_chunk_would_evict_window_rows() -> None:
     """Prompt 13 as 8 + 5 real rows of a chunk of 8: storing the 3 padding rows as well loses 10 and 11."""
     real = fed(ring(4, 4), [8, 5])

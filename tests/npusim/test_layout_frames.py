@@ -82,6 +82,11 @@ def test_linear_frame_with_the_past_left_aligned() -> None:
     assert seen == [[7, 8, 9, 10], [8, 9, 10, 11], [9, 10, 11, 12]]
 
 
+def test_padding_rows_see_nothing() -> None:
+    frame = LinearFrame(capacity=8, block_size=4, stored=5, num_new=2, local_window_size=6)
+    assert [sum(frame.visible(row, h) for h in range(12)) for row in range(4)] == [0, 0, 6, 6]
+
+
 def test_linear_frame_may_be_told_of_more_than_it_holds() -> None:
     frame = LinearFrame(capacity=5, block_size=2, stored=8, num_new=2, local_window_size=-1)
     assert [h for h in range(7) if frame.visible(1, h)] == [0, 1, 2, 3, 4, 5, 6]
@@ -92,6 +97,8 @@ def test_gathered_rows_are_clamped_into_the_buffer() -> None:
     frame = GatheredFrame(capacity=9, block_size=2, stored=2, num_new=1, local_window_size=5)
     assert [frame.gather_index(j) for j in range(4)] == [0, 0, 0, 1]
     assert [frame.filled(j) for j in range(4)] == [False, False, True, True]
+    beyond = GatheredFrame(capacity=9, block_size=2, stored=11, num_new=1, local_window_size=5)
+    assert [beyond.gather_index(j) for j in range(4)] == [7, 8, 8, 8]
 
 
 def test_cached_keys_differ_from_row_to_row() -> None:
@@ -276,6 +283,8 @@ def test_largest_chunk_that_append_first_survives(capacity: int, window: int) ->
 def test_frames_refuse_impossible_steps() -> None:
     with pytest.raises(ValueError, match="num_new is 4; a block of 3 rows"):
         LinearFrame(capacity=5, block_size=3, stored=2, num_new=4)
+    with pytest.raises(ValueError, match="num_new is 0; a block of 3 rows"):
+        LinearFrame(capacity=5, block_size=3, stored=2, num_new=0)
     with pytest.raises(ValueError, match="capacity 5 and stored -1 are counts"):
         LinearFrame(capacity=5, block_size=3, stored=-1, num_new=2)
     with pytest.raises(ConfigError, match="gathered layout: local_window_size is -1"):
