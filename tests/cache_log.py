@@ -73,7 +73,7 @@ class Log:
 
     def attention(self, layer: int, entry: Entry, query: Rows) -> Rows:
         """The row of query [N, H] at the entry's place, [N, V]; the entry must be stored."""
-        window = self.config.windows[layer]
+        window = self.config.windows[layer % len(self.config.windows)]
         seen = [
             e
             for e in self.entries
