@@ -12,6 +12,7 @@ from npusim.cache_plan import allocate_groups, group_caches
 from npusim.config import PrefillHint
 from npusim.errors import CapacityError, InputError
 from npusim.kv_manager import KVManager
+from npusim.sanitizer import KVSanitizer
 from npusim.static_graph import LogitsArray, StaticGraph, TokenArray
 from npusim.step_inputs import INPUT_NAMES, Stage, StepInputs, TensorLike, read_step
 
@@ -33,6 +34,7 @@ class LLMInferRequest:
         members = group_caches(compiled.caches)
         groups = allocate_groups(members)
         self.kv = KVManager(groups, capacity=config.capacity, commit=config.commit)
+        self._sanitizer = KVSanitizer(self.kv) if config.sanitize else None
         whole = config.prefill_hint is PrefillHint.STATIC
         self._prefill = StaticGraph(
             compiled.compiled_prefill, self._spec, members, groups, 0 if whole else config.capacity
@@ -40,6 +42,7 @@ class LLMInferRequest:
         self._generate = StaticGraph(compiled.compiled_generate, self._spec, members, groups, config.capacity)
         self._tensors: dict[str, TensorLike] = {}
         self._logits: LogitsArray | None = None
+        self._graph_seconds = 0.0
 
     @property
     def num_stored_tokens(self) -> int:
@@ -72,6 +75,11 @@ class LLMInferRequest:
     def kv_nbytes(self) -> int:
         """Bytes of the KV buffers, as allocated."""
         return self.kv.nbytes
+
+    @property
+    def graph_seconds(self) -> float:
+        """Seconds that the last call spent inside the compiled graph."""
+        return self._graph_seconds
 
     def set_tensor(self, name: str, tensor: TensorLike) -> None:
         """Give an input for the calls to come: input_ids, attention_mask or position_ids.
@@ -114,6 +122,7 @@ class LLMInferRequest:
             num_embeddings=self._spec.num_embeddings,
         )
         self._check_fits(step)
+        self._graph_seconds = 0.0
         match step.stage:
             case Stage.PREFILL:
                 self._logits = self._run_prefill(step.tokens)
@@ -182,6 +191,10 @@ class LLMInferRequest:
         """Plan, run, commit: one block at `start`, its rows stored, its logits as a view."""
         graph.load(tokens, start)
         self.kv.settle(start)
-        graph.run()
+        if self._sanitizer is not None and graph.has_past:
+            self._sanitizer.run(graph, start, len(tokens))
+        else:
+            graph.run()
+        self._graph_seconds += graph.graph_seconds
         self.kv.commit(start, graph.rows(len(tokens)))
         return graph.logits(len(tokens))
