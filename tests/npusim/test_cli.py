@@ -15,7 +15,6 @@ from npusim import byte_vocabulary, speculative
 from npusim.cli import check as check_command
 from npusim.cli import demo as demo_command
 from npusim.cli import run as run_command
-from npusim.cli.config_help import settings_table
 from npusim.cli.main import main
 from npusim.cli.parsers import parse_config, sized_config
 from npusim.config import OPTIONS
@@ -427,9 +426,3 @@ def test_parity_names_the_largest_difference(wrong, difference):
     watched = ParityTarget(Zeros(), Wrong())
     watched.infer({"input_ids": np.array([[1, 2, 3]]), "position_ids": np.array([[4, 5, 6]])})
     assert watched.steps == [StepParity(position=4, num_tokens=3, max_abs_difference=difference)]
-
-
-def test_the_readme_lists_every_setting():
-    readme = (TESTS.parent / "README.md").read_text(encoding="utf-8")
-    table = readme.partition("<!-- settings -->")[2].partition("<!-- /settings -->")[0]
-    assert table.strip() == settings_table(), "run tools/readme_settings.py"
