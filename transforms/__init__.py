@@ -3,6 +3,7 @@
 from transforms.decompose_gqa import BlockTokens, DecomposeGQA, tokens_in_attention_mask
 from transforms.empty_past import RemoveEmptyPast
 from transforms.errors import DecompositionError
+from transforms.execution_form import ExecutionForm
 from transforms.gqa_node import GQANode, find_gqa, node_label, read_gqa
 from transforms.key_layout import Branch, KeyLayout
 from transforms.new_rows import KeepNewRows
@@ -13,6 +14,7 @@ __all__ = [
     "Branch",
     "DecomposeGQA",
     "DecompositionError",
+    "ExecutionForm",
     "GQANode",
     "KeepNewRows",
     "KeyLayout",
