@@ -1,5 +1,6 @@
 """OpenVINO transformations that turn a language model with GroupQueryAttention into exact static branches."""
 
+from transforms.cache_type import ConvertCache
 from transforms.decompose_gqa import BlockTokens, DecomposeGQA, tokens_in_attention_mask
 from transforms.empty_past import RemoveEmptyPast
 from transforms.errors import DecompositionError
@@ -12,6 +13,7 @@ from transforms.static_shapes import StaticShapes
 __all__ = [
     "BlockTokens",
     "Branch",
+    "ConvertCache",
     "DecomposeGQA",
     "DecompositionError",
     "ExecutionForm",
