@@ -1,15 +1,13 @@
 """The execution form against the device form it is made from: the same numbers, for every form and size."""
 
-from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import gqa_models
 import model_files
 import numpy as np
 import openvino as ov
-import openvino.opset13 as ops
 import pytest
-from gqa_models import GQA, Bias, RotaryTable, TokenCount
+from execution_cases import RIGHT, Case, make_case, run, sinks, types
+from gqa_models import Bias, RotaryTable
 from numpy.typing import NDArray
 
 from transforms import (
@@ -25,88 +23,7 @@ from transforms import (
 )
 from transforms.form_choice import AttentionForm
 
-SINKS = (0.7, -1.1, 2.3, 0.2, -0.4, 1.6, 0.9, -2.0)
 FORMS = list(AttentionForm)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One lowered op and the step it is run at: P stored tokens, n real rows."""
-
-    gqa: GQA
-    stored: int
-    num_tokens: int
-    branch: Branch = Branch.GENERATE
-    layout: KeyLayout = KeyLayout.LINEAR
-
-    def device_form(self, layers: int = 1) -> ov.Model:
-        """The op lowered by DecomposeGQA, presents cut to the new rows."""
-        source = gqa_models.build_layers([self.gqa] * layers, num_tokens=TokenCount())
-        model = ov.Core().read_model(source)
-        DecomposeGQA(
-            self.branch,
-            key_layout=self.layout,
-            block_tokens=lambda lowered: lowered.input("num_tokens").get_node().output(0),
-        ).run_on_model(model)
-        KeepNewRows().run_on_model(model)
-        return model
-
-    def feeds(self, model: ov.Model) -> dict[str, NDArray[np.generic]]:
-        """Random rows for every input, the step's lengths, rotary positions far from 0, 1, 2."""
-        rng = np.random.default_rng(self.stored + 17 * self.num_tokens)
-        total = self.stored + self.num_tokens
-        fixed = {
-            "seqlens_k": np.array([total - 1], np.int32),
-            "total_sequence_length": np.array(total, np.int32),
-            "num_tokens": np.array(self.num_tokens, np.int32),
-        }
-        feeds: dict[str, NDArray[np.generic]] = {}
-        for port in model.inputs:
-            name, kind = port.get_any_name(), port.element_type.to_dtype()
-            drawn = (1.3 * rng.normal(size=port.shape)).astype(kind)
-            feeds[name] = fixed.get(name, drawn)
-        return feeds
-
-
-# The CPU plugin computes the device form wrongly where S == H: it fuses the SDPA with the transposition that
-# follows and runs both in place over the query. Without its code generator it is right.
-RIGHT = {"SNIPPETS_MODE": "DISABLE"}
-
-
-def run(
-    model: ov.Model, feeds: dict[str, NDArray[np.generic]], extra: dict[str, str] | None = None
-) -> list[NDArray[np.floating]]:
-    """All outputs of a model on one thread, computed in float32."""
-    config = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32", **(extra or {})}
-    compiled = ov.Core().compile_model(model, "CPU", config)
-    request = compiled.create_infer_request()
-    request.infer(feeds)
-    return [np.array(request.get_output_tensor(i).data) for i in range(len(compiled.outputs))]
-
-
-def types(model: ov.Model) -> Counter[str]:
-    """How often each op type occurs."""
-    return Counter(node.get_type_name() for node in model.get_ops())
-
-
-def make_case(heads: tuple[int, int], rows: int, past: int, **options: object) -> Case:
-    """A case with values that differ from the op's defaults; the block lacks one row where it can."""
-    gqa = GQA(
-        num_heads=heads[0],
-        kv_num_heads=heads[1],
-        sequence_length=rows,
-        capacity=past,
-        scale=0.31,
-        **options,
-    )
-    return Case(gqa=gqa, stored=max(past - 2, 0), num_tokens=max(rows - 1, 1))
-
-
-def sinks(case: Case) -> Case:
-    """The case with a different sink for every head."""
-    return replace(case, gqa=replace(case.gqa, head_sink=SINKS[: case.gqa.num_heads]))
-
-
 HEADS = [(4, 2), (6, 2), (8, 1), (3, 3)]
 GRID = {
     **{
@@ -238,66 +155,6 @@ def test_the_rewritten_attention_keeps_its_name() -> None:
     ExecutionForm().run_on_model(model)
     (after,) = [n for n in model.get_ops() if n.get_friendly_name() == name]
     assert list(after.get_output_shape(0)) == [1, 6, 3, 16]
-
-
-# -- what is not of the device form --------------------------------------------------------------------
-
-
-def plain_attention(**options: object) -> ov.Model:
-    """An SDPA over 4 heads, S = 3, K = 5, D = 16, of which one detail can be changed."""
-    key_shape = options.get("key_shape", [1, 4, 5, 16])
-    mask_shape = options.get("mask_shape", [1, 1, 3, 5])
-    mask_type = options.get("mask_type", np.float32)
-    query = ops.parameter([1, 4, 3, 16], np.float32)
-    key, value = (ops.parameter(key_shape, np.float32) for _ in range(2))
-    mask = ops.parameter(mask_shape, mask_type)
-    inputs = [query, key, value, mask]
-    if options.get("scale", True):
-        inputs.append(ops.constant(np.float32(0.3)))
-    attention = ops.scaled_dot_product_attention(*inputs, causal=options.get("causal", False))
-    return ov.Model([attention], [query, key, value, mask], "plain")
-
-
-def test_an_attention_without_groups_or_past_is_rewritten_too() -> None:
-    model = plain_attention()
-    assert ExecutionForm().run_on_model(model)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"causal": True},
-        {"mask_type": bool},
-        {"scale": False},
-        {"mask_shape": [3, 5]},
-        {"mask_shape": [1, 1, 1, 5]},
-        {"key_shape": [-1, 4, 5, 16]},
-        {"key_shape": [1, 1, 5, 16]},
-    ],
-    ids=str,
-)
-def test_another_attention_is_left_alone(options: dict[str, object]) -> None:
-    model = plain_attention(**options)
-    rewrite = ExecutionForm()
-    assert not rewrite.run_on_model(model)
-    assert rewrite.rewritten == 0
-    assert types(model)["ScaledDotProductAttention"] == 1
-
-
-def test_a_broadcast_that_is_no_repetition_of_heads_stays() -> None:
-    """[1, 2, 5, 16] repeated behind the heads, h -> h mod 2, is not the order of grouped heads."""
-    query = ops.parameter([1, 4, 3, 16], np.float32)
-    rows = ops.parameter([1, 2, 5, 16], np.float32)
-    mask = ops.parameter([1, 1, 3, 5], np.float32)
-    lifted = ops.unsqueeze(rows, ops.constant(np.array([1])))
-    repeated = ops.broadcast(lifted, ops.constant(np.array([1, 2, 2, 5, 16])))
-    wide = ops.reshape(repeated, ops.constant(np.array([1, 4, 5, 16])), False)
-    attention = ops.scaled_dot_product_attention(query, wide, wide, mask, ops.constant(np.float32(0.3)))
-    model = ov.Model([attention], [query, rows, mask], "interleaved")
-    feeds = {i: np.random.default_rng(i).normal(size=p.shape) for i, p in enumerate(model.inputs)}
-    before = run(model, feeds)[0]
-    ExecutionForm().run_on_model(model)
-    np.testing.assert_allclose(run(model, feeds)[0], before, rtol=0, atol=1e-5)
 
 
 # -- whole models --------------------------------------------------------------------------------------
