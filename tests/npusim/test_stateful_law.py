@@ -12,131 +12,26 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable
-from copy import copy
-from dataclasses import dataclass, replace
-from functools import cache
 from typing import ClassVar
-from unittest.mock import patch
 
 import numpy as np
-import openvino as ov
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
-from numpy.typing import NDArray
-from slot_log import Buffer, SlotLog
-from tiny_model import HEAD_SIZE, KV_NUM_HEADS, VOCAB_SIZE, NaiveModel, TinyModel, build
+from law_cases import BLOCK, CAPACITY, MAX_PROMPT_LEN, Case, cases, compiled
+from slot_log import SlotLog
+from tiny_llm import cache_bytes, call, error_of, failing_at, feed
+from tiny_model import HEAD_SIZE, KV_NUM_HEADS, VOCAB_SIZE
 
-import npusim
-from npusim import CapacityError, CompiledLLM, InputError, LLMInferRequest, NpuSimError, TrimError
+from npusim import CapacityError, InputError, LLMInferRequest, NpuSimError, TrimError
 from npusim.layout import CommitPolicy
-from npusim.static_graph import StaticGraph
 
 EXAMPLES = int(os.environ.get("NPUSIM_LAW_EXAMPLES", "2100"))
 STEPS = 14
 
-MAX_PROMPT_LEN = 9
-CAPACITY = 14
-BLOCK = 3  # also the number of query heads: a shape in which CPU fusions have gone wrong
-TOLERANCE = 1e-4
-RUN = StaticGraph.run
-
 # Texts that agree in no position: a block continues one of them, so a rejected row is never the right one.
 TEXTS = tuple(tuple((5 * p * p + 3 * p + 6 * text + 1) % VOCAB_SIZE for p in range(40)) for text in range(3))
-
-UNIFORM_NONE, ONE, THREE, BEYOND = (-1, -1), (1, 1), (3, 3), (20,)
-MIXED = (4, -1, 4, 6)
-LAYOUTS = ("LINEAR", "GATHERED", "ROLLING", "RING")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One compiled model: prefill_chunk 0 is whole prefill."""
-
-    windows: tuple[int, ...]
-    layout: str
-    commit: CommitPolicy
-    prefill_chunk: int
-    slack: int = 0
-    sanitize: bool = False
-
-    def __str__(self) -> str:
-        windows = "_".join(str(window) for window in self.windows)
-        prefill = f"chunks-of-{self.prefill_chunk}" if self.prefill_chunk else "whole"
-        sanitized = "-sanitized" if self.sanitize else ""
-        return f"windows_{windows}-{self.layout}+{self.slack}-{self.commit.value}-{prefill}{sanitized}"
-
-    @property
-    def model(self) -> TinyModel:
-        return TinyModel(windows=self.windows, sinks=(1, 2))
-
-    @property
-    def buffers(self) -> tuple[Buffer, ...]:
-        return tuple(self._buffer(window) for window in self.windows)
-
-    def _buffer(self, window: int) -> Buffer:
-        linear = Buffer(kind="linear", rows=CAPACITY, window=window)
-        if window < 0 or self.layout in ("LINEAR", "GATHERED"):
-            return linear
-        rows = window + self.slack
-        if self.layout == "RING":
-            block = 0 if self.commit is CommitPolicy.DEFERRED else BLOCK
-            rows = max(1, window - 1 + block) + self.slack
-        return linear if rows >= CAPACITY else Buffer(kind=self.layout.lower(), rows=rows, window=window)
-
-
-def cases() -> list[Case]:
-    """Every layout that differs for these windows, both policies, whole and chunked prefill."""
-    found: list[Case] = []
-    for windows in (UNIFORM_NONE, ONE, THREE, BEYOND, MIXED):
-        layouts = ("LINEAR",) if windows == UNIFORM_NONE else LAYOUTS
-        for number, layout in enumerate(layouts):
-            slack = 2 * (layout == "ROLLING") + (layout == "RING" and windows == MIXED)
-            for commit in CommitPolicy:
-                for chunk in (0, 4) if windows == MIXED else (4 * (number % 2),):
-                    found.append(
-                        Case(windows=windows, layout=layout, commit=commit, prefill_chunk=chunk, slack=slack)
-                    )
-    mixed = Case(windows=MIXED, layout="ROLLING", commit=CommitPolicy.EAGER, prefill_chunk=5)
-    found += [mixed, *(replace(mixed, layout=layout, sanitize=True) for layout in LAYOUTS)]
-    return found
-
-
-@cache
-def compiled(case: Case) -> CompiledLLM:
-    """Graphs are shared by the commit policies, where these do not change the size of a buffer."""
-    twin = replace(case, commit=CommitPolicy.EAGER)
-    if case != twin and case.buffers == twin.buffers:
-        shared = copy(compiled(twin))
-        shared.config = replace(shared.config, commit=case.commit)
-        return shared
-    config = {
-        "NPUW_LLM_MAX_PROMPT_LEN": MAX_PROMPT_LEN,
-        "NPUW_LLM_MIN_RESPONSE_LEN": CAPACITY - MAX_PROMPT_LEN + 1,
-        "NPUW_LLM_MAX_GENERATION_TOKEN_LEN": BLOCK,
-        "NPUW_LLM_PREFILL_HINT": "DYNAMIC" if case.prefill_chunk else "STATIC",
-        "NPUW_LLM_PREFILL_CHUNK_SIZE": case.prefill_chunk or MAX_PROMPT_LEN,
-        "NPUSIM_KV_LAYOUT": case.layout,
-        "NPUSIM_KV_SLACK": case.slack,
-        "NPUSIM_COMMIT": case.commit.value,
-        "NPUSIM_SANITIZE": case.sanitize,
-    }
-    return npusim.compile_model(ov.Core().read_model(build(case.model)), config)
-
-
-@cache
-def naive(model: TinyModel) -> NaiveModel:
-    return NaiveModel(model)
-
-
-def ids(tokens: tuple[int, ...]) -> NDArray[np.int64]:
-    return np.array([tokens], np.int64)
-
-
-def positions(start: int, count: int) -> NDArray[np.int64]:
-    return np.arange(start, start + count, dtype=np.int64)[None]
-
 
 lengths = st.integers(1, BLOCK)
 texts = st.integers(0, len(TEXTS) - 1)
@@ -196,7 +91,7 @@ class Conversation(RuleBasedStateMachine):
     def bad_call(self, kind: str) -> None:
         stored = len(self.tokens)
         error: type[NpuSimError] = InputError
-        inputs = {"input_ids": ids((3, 1)), "position_ids": positions(stored, 2)}
+        inputs = call((3, 1), stored)
         match kind:
             case "gap":
                 inputs["position_ids"] += 1
@@ -211,13 +106,9 @@ class Conversation(RuleBasedStateMachine):
             case "long block":
                 # at position 0 it is a prompt
                 start, error = max(1, stored), CapacityError if stored else InputError
-                inputs = {
-                    "input_ids": ids(TEXTS[0][: BLOCK + 1]),
-                    "position_ids": positions(start, BLOCK + 1),
-                }
+                inputs = call(TEXTS[0][: BLOCK + 1], start)
             case "long prompt":
-                tokens, error = TEXTS[1][: MAX_PROMPT_LEN + 1], CapacityError
-                inputs = {"input_ids": ids(tokens), "position_ids": positions(0, len(tokens))}
+                inputs, error = call(TEXTS[1][: MAX_PROMPT_LEN + 1], 0), CapacityError
         self._refused(error, lambda: self.request.infer(inputs))
 
     @rule(length=lengths, text=texts, rejected=st.integers(0, 1))
@@ -227,11 +118,8 @@ class Conversation(RuleBasedStateMachine):
         if start + length > CAPACITY or not self.request.can_trim(start):
             return
         tokens = TEXTS[text][start : start + length]
-        with (
-            patch.object(StaticGraph, "run", side_effect=RuntimeError("the device is gone")),
-            pytest.raises(RuntimeError, match="the device is gone"),
-        ):
-            self.request.infer({"input_ids": ids(tokens), "position_ids": positions(start, length)})
+        with failing_at(1), pytest.raises(RuntimeError, match="the device is gone"):
+            feed(self.request, tokens, start)
         # The call said how many tokens were accepted: those may be written, and nothing else may differ.
         self.slots.settle(start)
         self.seen["failed"] += 1
@@ -241,16 +129,8 @@ class Conversation(RuleBasedStateMachine):
         chunk = self.case.prefill_chunk
         if not 0 < chunk < length:
             return
-        runs: list[StaticGraph] = []
-
-        def run(graph: StaticGraph) -> None:
-            runs.append(graph)
-            if len(runs) == 2:
-                raise RuntimeError("the device is gone")
-            RUN(graph)
-
-        with patch.object(StaticGraph, "run", run), pytest.raises(RuntimeError, match="the device is gone"):
-            self.request.infer({"input_ids": ids(TEXTS[text][:length]), "position_ids": positions(0, length)})
+        with failing_at(2), pytest.raises(RuntimeError, match="the device is gone"):
+            feed(self.request, TEXTS[text][:length], 0)
         self._kept(0, TEXTS[text][:chunk])
         self.slots.settle(chunk)
 
@@ -277,9 +157,9 @@ class Conversation(RuleBasedStateMachine):
 
     def _call(self, start: int, length: int, text: int, *, given: bool = True) -> None:
         tokens = TEXTS[text][start : start + length]
-        inputs = {"input_ids": ids(tokens)}
-        if given:
-            inputs["position_ids"] = positions(start, length)
+        inputs = call(tokens, start)
+        if not given:
+            del inputs["position_ids"]
         if start + length > CAPACITY:
             self._refused(CapacityError, lambda: self.request.infer(inputs))
             return
@@ -289,9 +169,8 @@ class Conversation(RuleBasedStateMachine):
         logits = self.request.infer(inputs)["logits"]
         self.seen["rejected"] += start < len(self.tokens)
         self._kept(start, tokens)
-        expected = naive(self.case.model).logits(self.tokens, length)
         assert logits.shape == (1, length, VOCAB_SIZE)
-        assert np.abs(logits[0] - expected).max() < TOLERANCE
+        assert error_of(self.case.model, logits, self.tokens) < 1e-4
 
     def _kept(self, start: int, tokens: tuple[int, ...]) -> None:
         chunk = length = len(tokens)
@@ -302,13 +181,10 @@ class Conversation(RuleBasedStateMachine):
         self.tokens = self.tokens[:start] + tokens
 
     def _refused(self, error: type[NpuSimError], call: Callable[[], object]) -> None:
-        def bytes_now() -> list[bytes]:
-            return [group.past.tobytes() for group in self.request.kv.groups]
-
-        before = bytes_now()
+        before = cache_bytes(self.request)
         with pytest.raises(error, match=r"\d"):
             call()
-        assert bytes_now() == before
+        assert cache_bytes(self.request) == before
         self.seen[error.__name__] += 1
 
 
