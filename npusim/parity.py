@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from npusim.speculative.target import Target, TokenArray
 from numpy.typing import NDArray
 
 from npusim.native import NativeModel
+from npusim.speculative.target import Target, TokenArray
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from enum import Enum
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
@@ -17,19 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from npusim.errors import NpuSimError
+from npusim.step_inputs import Stage
 
 FORMAT = 1
 
 
 class TraceError(NpuSimError, ValueError):
     """A trace file that cannot be read: which line, what is wrong with it."""
-
-
-class Stage(Enum):
-    """Which of the two graphs ran."""
-
-    PREFILL = "prefill"
-    GENERATE = "generate"
 
 
 Span = tuple[int, int]  # half-open: first, one past last
