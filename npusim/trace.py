@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from npusim.errors import NpuSimError
-from npusim.step_inputs import Stage
+from npusim.stage import Stage
 
 FORMAT = 1
 

@@ -8,9 +8,9 @@ import pytest
 from acceptance_patterns import PatternDrafter
 from toy_target import Call, ToyTarget, hashed, plain_greedy
 
-from npusim.errors import CapacityError, ConfigError, InputError, ModelError
+from npusim.errors import CapacityError, ConfigError, InputError, ModelError, TrimError
 from npusim.speculative import FinishReason, Greedy, PromptLookup, Scripted, Step, generate
-from npusim.step_inputs import Stage
+from npusim.stage import Stage
 
 VOCAB = 11
 PROMPT = [3, 9, 1, 4, 7]
@@ -117,6 +117,17 @@ def test_the_end_token_inside_an_accepted_draft_ends_the_generation(at: int, num
     assert target.stored == PROMPT + TRUTH[: until - 1]
     assert 1 + sum(step.emitted for step in result.steps) == until
     assert all(step.accepted <= step.emitted <= step.accepted + 1 for step in result.steps)
+
+
+def test_a_cache_that_cannot_go_back_costs_no_result_that_is_complete() -> None:
+    target = ToyTarget(rewind_rows=0)
+    drafter = Scripted(lambda tokens, n: [*truth_after(tokens, 2), 0][:n])
+    eos = TRUTH[1]
+    result = generate(target, PROMPT, max_new_tokens=8, drafter=drafter, num_draft_tokens=3, eos_token_id=eos)
+    assert result.tokens == TRUTH[:2]
+    assert target.stored == [*PROMPT, *TRUTH[:3], 0]
+    with pytest.raises(TrimError, match="toy: cannot go back to 8"):
+        generate(target, PROMPT, max_new_tokens=8, drafter=drafter, num_draft_tokens=3)
 
 
 def test_an_end_token_that_the_target_rejects_does_not_end_anything() -> None:

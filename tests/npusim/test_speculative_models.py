@@ -1,5 +1,6 @@
 """Speculative decoding on real models of the simulated NPU: lossless, in step, and worth its while."""
 
+from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
@@ -11,6 +12,8 @@ from model_files import READABLE
 import npusim
 from npusim.errors import CapacityError
 from npusim.speculative import DraftModel, FinishReason, PromptLookup, Sampler, Scripted, Step, generate
+from npusim.stage import Stage
+from npusim.trace import StepRecord
 
 MAX_PROMPT_LEN = 8
 NEW_TOKENS = 165
@@ -22,7 +25,7 @@ LONG = settings.default is not None and settings.default.max_examples >= 2000
 COMMIT = {"llama": "DEFERRED", "gemma3_alternating": "DEFERRED", "swa_target": "DEFERRED"}
 
 
-def compiled(model: str, *, block: int, prompt: int, response: int) -> npusim.CompiledLLM:
+def compiled(model: str, *, block: int, prompt: int, response: int, **more: str) -> npusim.CompiledLLM:
     return npusim.compile_model(
         READABLE[model],
         {
@@ -30,6 +33,7 @@ def compiled(model: str, *, block: int, prompt: int, response: int) -> npusim.Co
             "NPUW_LLM_MIN_RESPONSE_LEN": response,
             "NPUW_LLM_MAX_GENERATION_TOKEN_LEN": block,
             "NPUSIM_COMMIT": COMMIT.get(model, "EAGER"),
+            **more,
         },
     )
 
@@ -112,6 +116,31 @@ def test_a_real_draft_stays_in_step(draft: npusim.CompiledLLM, seed: int) -> Non
         assert request.num_stored_tokens == len(tokens) + 3
         assert proposal == DraftModel(draft.create_infer_request()).propose(tokens, 4)
         tokens += [*proposal[: random.integers(0, 5)], int(random.integers(97, 123))]
+
+
+def test_a_draft_in_rings_too_small_for_its_rewinds_is_prefilled_anew() -> None:
+    """Rings of the eager minimum: the target's hold one block more than the window, the draft's one token."""
+    rings = {"NPUSIM_KV_LAYOUT": "RING", "NPUSIM_COMMIT": "EAGER"}
+    target = compiled("gemma3_alternating", block=5, prompt=64, response=16, **rings).create_infer_request()
+    draft = compiled("gemma3_alternating", block=1, prompt=64, response=16, **rings).create_infer_request()
+    prompt = list(b"Return a ")
+    plain = generate(target, prompt, max_new_tokens=40)
+    records: list[StepRecord] = []
+    draft.step_listener = records.append
+    same = DraftModel(draft)
+
+    def flawed(tokens: Sequence[int], num_tokens: int) -> list[int]:
+        return [
+            (token + (place == len(tokens) % 3)) % 259
+            for place, token in enumerate(same.propose(tokens, num_tokens))
+        ]
+
+    result = generate(target, prompt, max_new_tokens=40, drafter=Scripted(flawed))
+    assert result.tokens == plain.tokens
+    assert [step.accepted for step in result.steps[:-1]] == [
+        (step.position + 1) % 3 for step in result.steps[:-1]
+    ], "the draft itself is right wherever it was not made wrong"
+    assert sum(record.stage is Stage.PREFILL for record in records) > 5
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from toy_target import ToyTarget, hashed
 from npusim.errors import CapacityError, InputError
 from npusim.replay import Difference, ReplayResult, replay
 from npusim.speculative import PromptLookup, Scripted, generate
-from npusim.step_inputs import Stage
+from npusim.stage import Stage
 from npusim.trace import (
     StepRecord,
     TraceError,
