@@ -1,8 +1,10 @@
 """OpenVINO transformations that turn a language model with GroupQueryAttention into exact static branches."""
 
+from transforms.cache_type import ConvertCache
 from transforms.decompose_gqa import BlockTokens, DecomposeGQA, tokens_in_attention_mask
 from transforms.empty_past import RemoveEmptyPast
 from transforms.errors import DecompositionError
+from transforms.execution_form import ExecutionForm
 from transforms.gqa_node import GQANode, find_gqa, node_label, read_gqa
 from transforms.key_layout import Branch, KeyLayout
 from transforms.new_rows import KeepNewRows
@@ -11,8 +13,10 @@ from transforms.static_shapes import StaticShapes
 __all__ = [
     "BlockTokens",
     "Branch",
+    "ConvertCache",
     "DecomposeGQA",
     "DecompositionError",
+    "ExecutionForm",
     "GQANode",
     "KeepNewRows",
     "KeyLayout",

@@ -217,9 +217,20 @@ def _lower(site: _Site, shared: _SharedParts) -> tuple[Output, Output, Output]:
         inputs.append(_sink(gqa))
     attention = _FACTORY.create("ScaledDotProductAttention", inputs, {"causal": False})
     attention.set_friendly_name(gqa.name)
-    rows = ops.transpose(attention, i32([0, 2, 1, 3]))
-    merged = reshape(rows.output(0), [1, site.sequence_length, -1])
-    return merged, present_key, present_value
+    return _merge_heads(site, attention.output(0)), present_key, present_value
+
+
+def _merge_heads(site: _Site, attention: Output) -> Output:
+    """[1, H, S, D] -> [1, S, H D].
+
+    Transposed in three dimensions: OpenVINO's CPU plugin fuses a transpose in four into the attention kernel
+    and, where S == H makes the shapes of query and output equal, lets the kernel overwrite the query it is
+    still reading.
+    """
+    head_size = attention.get_partial_shape()[3].get_length()
+    heads = reshape(attention, [site.gqa.num_heads, site.sequence_length, head_size])
+    rows = ops.transpose(heads, i32([1, 0, 2])).output(0)
+    return reshape(rows, [1, site.sequence_length, site.gqa.num_heads * head_size])
 
 
 def _with_past(site: _Site, past: Output, new: Output) -> Output:

@@ -15,17 +15,19 @@ class KeepNewRows(ModelPass):
         self.changed = 0
 
     def run_on_model(self, model: ov.Model) -> bool:
-        """Rewire every Result fed by a Concat along axis 2 whose first input is a model input."""
+        """Rewire every Result (or the conversion before it) that reads Concat(past, new)."""
         self.changed = 0
         for result in model.get_results():
-            present = result.input_value(0)
-            node = present.get_node()
-            if node.get_type_name() != "Concat" or not _starts_with_past(node):
+            reader = result.input(0)
+            if reader.get_source_output().get_node().get_type_name() == "Convert":
+                reader = reader.get_source_output().get_node().input(0)
+            present = reader.get_source_output()
+            if not _is_past_and_rows(present.get_node()):
                 continue
             names = present.get_names()
             present.get_tensor().set_names(set())
-            new = node.input_value(1)
-            result.input(0).replace_source_output(new)
+            new = present.get_node().input_value(1)
+            reader.replace_source_output(new)
             new.get_tensor().add_names(names)
             self.changed += 1
         if self.changed:
@@ -33,9 +35,9 @@ class KeepNewRows(ModelPass):
         return self.changed > 0
 
 
-def _starts_with_past(node: ov.Node) -> bool:
+def _is_past_and_rows(node: ov.Node) -> bool:
     """Whether a node is Concat(past, rows) along axis 2, past a parameter or a converted one."""
-    if node.get_input_size() != 2 or node.get_attributes()["axis"] != 2:
+    if node.get_type_name() != "Concat" or node.get_input_size() != 2 or node.get_attributes()["axis"] != 2:
         return False
     source = node.input_value(0).get_node()
     if source.get_type_name() == "Convert":

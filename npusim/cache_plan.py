@@ -1,0 +1,126 @@
+"""Which buffer each attention layer gets: layout, slots, element type and bytes; nothing is allocated."""
+
+import math
+from dataclasses import dataclass
+from typing import assert_never
+
+import numpy as np
+import openvino as ov
+
+from npusim.config import KVLayout, KVPrecision, LLMConfig
+from npusim.errors import ModelError
+from npusim.kv_manager import CacheGroup, allocate
+from npusim.layout import Layout, LinearLayout, RingLayout, RollingLayout, ring_min_capacity
+from npusim.layout.bounds import rolling_min_capacity
+from npusim.model_spec import LayerSpec, ModelSpec
+from npusim.tensor_slice import Array
+from transforms import KeyLayout
+
+CACHE_DTYPES: dict[ov.Type, np.dtype[np.generic]] = {
+    ov.Type.f32: np.dtype(np.float32),
+    ov.Type.f16: np.dtype(np.float16),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerCache:
+    """The buffer of one layer: key and value of [1, KV, C, D] each, C the layout's capacity."""
+
+    layer: LayerSpec
+    layout: Layout
+    key_layout: KeyLayout
+    cache_type: ov.Type
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Of past_key and of past_value."""
+        return (1, self.layer.kv_num_heads, self.layout.capacity, self.layer.head_size)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of key and value."""
+        return 2 * math.prod(self.shape) * CACHE_DTYPES[self.cache_type].itemsize
+
+
+def plan_caches(spec: ModelSpec, config: LLMConfig) -> tuple[LayerCache, ...]:
+    """A buffer for every layer, in order. ConfigError where a layout cannot hold a layer's window."""
+    return tuple(_plan_layer(layer, config) for layer in spec.layers)
+
+
+def group_caches(caches: tuple[LayerCache, ...]) -> tuple[tuple[LayerCache, ...], ...]:
+    """Layers whose buffers have one layout, shape and type, in order of their first layer."""
+    groups: dict[tuple[object, ...], list[LayerCache]] = {}
+    for cache in caches:
+        groups.setdefault((cache.layout, cache.shape, str(cache.cache_type)), []).append(cache)
+    return tuple(tuple(members) for members in groups.values())
+
+
+def allocate_groups(groups: tuple[tuple[LayerCache, ...], ...]) -> tuple[CacheGroup, ...]:
+    """Zeroed buffers, one array per group."""
+    return tuple(
+        CacheGroup(
+            layers=tuple(cache.layer.index for cache in members),
+            layout=members[0].layout,
+            past=allocate_rows(members, members[0].layout.capacity),
+        )
+        for members in groups
+    )
+
+
+def allocate_rows(members: tuple[LayerCache, ...], length: int) -> Array:
+    """Zeroed [2 L, KV, length, D] for the L layers of a group."""
+    _, heads, _, head_size = members[0].shape
+    return allocate((2 * len(members), heads, length, head_size), CACHE_DTYPES[members[0].cache_type])
+
+
+def _plan_layer(layer: LayerSpec, config: LLMConfig) -> LayerCache:
+    layout, key_layout = _layout_of(layer, config)
+    return LayerCache(
+        layer=layer,
+        layout=layout,
+        key_layout=key_layout,
+        cache_type=_cache_type(layer, config.kv_precision),
+    )
+
+
+def _layout_of(layer: LayerSpec, config: LLMConfig) -> tuple[Layout, KeyLayout]:
+    """The layout asked for; linear where the layer has no window or a windowed buffer would be no smaller."""
+    window = layer.local_window_size
+    linear = LinearLayout(capacity=config.capacity, local_window_size=window)
+    if window < 0:
+        return linear, KeyLayout.LINEAR
+    windowed: Layout
+    match config.kv_layout:
+        case KVLayout.LINEAR:
+            return linear, KeyLayout.LINEAR
+        case KVLayout.GATHERED:
+            smaller = window - 1 < config.capacity
+            return linear, KeyLayout.GATHERED if smaller else KeyLayout.LINEAR
+        case KVLayout.ROLLING:
+            capacity = rolling_min_capacity(window) + config.kv_slack
+            windowed = RollingLayout(capacity=capacity, local_window_size=window)
+        case KVLayout.RING:
+            least = ring_min_capacity(window, config.commit, block_size=config.max_generation_token_len)
+            windowed = RingLayout(capacity=least + config.kv_slack, local_window_size=window)
+        case _:
+            assert_never(config.kv_layout)
+    if windowed.capacity >= config.capacity:
+        return linear, KeyLayout.LINEAR
+    return windowed, KeyLayout[config.kv_layout.value]
+
+
+def _cache_type(layer: LayerSpec, precision: KVPrecision) -> ov.Type:
+    match precision:
+        case KVPrecision.F32:
+            return ov.Type.f32
+        case KVPrecision.F16:
+            return ov.Type.f16
+        case KVPrecision.MODEL:
+            if layer.cache_type not in CACHE_DTYPES:
+                raise ModelError(
+                    f"{layer.name}: the KV cache is {layer.cache_type.get_type_name()}; "
+                    "allowed are f32 and f16, choose one with NPUSIM_KV_PRECISION"
+                )
+            return layer.cache_type
+        case _:
+            assert_never(precision)

@@ -1,0 +1,67 @@
+"""From a model and a config to two compiled graphs."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import openvino as ov
+
+from npusim.cache_plan import LayerCache, plan_caches
+from npusim.config import ConfigValue, Execution, LLMConfig, PrefillHint
+from npusim.graphs import lower_block, lower_whole_prefill, with_attention_taps
+from npusim.model_spec import ModelSpec, read_model, read_spec
+from npusim.request import LLMInferRequest
+from npusim.static_graph import COMPILE_PROPERTIES
+from transforms import ExecutionForm
+
+
+class CompiledLLM:
+    """The prefill and the generate graph of one model, and what its requests need to know.
+
+    prefill_model, generate_model: the lowered `openvino.Model`s as an NPU compiler would be given them.
+    """
+
+    def __init__(self, model: ov.Model, config: LLMConfig) -> None:
+        self.spec: ModelSpec = read_spec(model)
+        self.config = config.fitted(self.spec.max_positions)
+        self.caches: tuple[LayerCache, ...] = plan_caches(self.spec, self.config)
+        self.prefill_model = self._lower_prefill(model)
+        self.generate_model = lower_block(
+            model, self.spec, self.caches, self.config.max_generation_token_len, self.config.capacity
+        )
+        self.compiled_prefill = self._compile(self.prefill_model)
+        self.compiled_generate = self._compile(self.generate_model)
+
+    @property
+    def kv_nbytes(self) -> int:
+        """Bytes of the KV buffers of one request."""
+        return sum(cache.nbytes for cache in self.caches)
+
+    def create_infer_request(self) -> LLMInferRequest:
+        """A request with a cache of its own."""
+        return LLMInferRequest(self)
+
+    def _compile(self, lowered: ov.Model) -> ov.CompiledModel:
+        model = with_attention_taps(lowered, self.spec) if self.config.sanitize else lowered
+        if self.config.execution is Execution.FAST:
+            model = model.clone()
+            ExecutionForm().run_on_model(model)
+        return ov.Core().compile_model(model, "CPU", COMPILE_PROPERTIES)
+
+    def _lower_prefill(self, model: ov.Model) -> ov.Model:
+        rows = self.config.chunk_size
+        if self.config.prefill_hint is PrefillHint.STATIC:
+            return lower_whole_prefill(model, self.spec, self.caches, rows)
+        return lower_block(model, self.spec, self.caches, rows, self.config.capacity)
+
+
+def compile_model(
+    model: str | Path | ov.Model, config: Mapping[str, ConfigValue] | None = None
+) -> CompiledLLM:
+    """Compile an ONNX or IR language model with GroupQueryAttention for the simulated NPU.
+
+    config: NPUW_LLM_* and NPUSIM_* keys (`npusim.config.OPTIONS`), values as strings or numbers.
+
+    Raises ConfigError for a config that cannot hold, ModelError for a model that cannot run.
+    """
+    parsed = LLMConfig.from_mapping(config or {})
+    return CompiledLLM(read_model(model), parsed)

@@ -1,0 +1,308 @@
+"""The configuration of a compiled model: NPUW's names, plus own options that begin with NPUSIM_."""
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from enum import Enum
+from typing import TypeVar
+
+from npusim.errors import ConfigError
+from npusim.layout import CommitPolicy
+
+ConfigValue = str | int | float | bool
+
+E = TypeVar("E", bound=Enum)
+
+
+class PrefillHint(Enum):
+    """How a prompt is computed."""
+
+    STATIC = "STATIC"
+    """In one graph of MAX_PROMPT_LEN rows, right-aligned, without a past."""
+    DYNAMIC = "DYNAMIC"
+    """Chunk by chunk over the cache."""
+
+
+class GenerateHint(Enum):
+    """What NPUW optimises its generate graph for; the simulator's graph is the same for both."""
+
+    FAST_COMPILE = "FAST_COMPILE"
+    BEST_PERF = "BEST_PERF"
+
+
+class KVPrecision(Enum):
+    """Element type of the KV cache."""
+
+    MODEL = "MODEL"
+    """That of the model's past_key_values inputs."""
+    F32 = "F32"
+    F16 = "F16"
+
+
+class KVLayout(Enum):
+    """Where the rows of windowed layers lie; layers without a window are always linear."""
+
+    LINEAR = "LINEAR"
+    ROLLING = "ROLLING"
+    RING = "RING"
+    GATHERED = "GATHERED"
+
+
+class Execution(Enum):
+    """Which form of the attention the simulator runs; the numbers are the same."""
+
+    FAST = "FAST"
+    """The form that a CPU runs fastest, chosen per layer."""
+    DEVICE = "DEVICE"
+    """One SDPA per layer over repeated KV heads, as an NPU compiler is given it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LLMConfig:
+    """A validated configuration; lengths are in tokens.
+
+    max_prompt_len and prefill_chunk_size of None are chosen for the model (`fitted`).
+    """
+
+    max_prompt_len: int | None = None
+    min_response_len: int = 128
+    max_generation_token_len: int = 1
+    prefill_hint: PrefillHint = PrefillHint.DYNAMIC
+    prefill_chunk_size: int | None = None
+    generate_hint: GenerateHint = GenerateHint.FAST_COMPILE
+    kv_precision: KVPrecision = KVPrecision.MODEL
+    kv_layout: KVLayout = KVLayout.LINEAR
+    kv_slack: int = 0
+    commit: CommitPolicy = CommitPolicy.EAGER
+    execution: Execution = Execution.FAST
+    sanitize: bool = False
+
+    def __post_init__(self) -> None:
+        _at_least(1, MAX_PROMPT_LEN, self.max_prompt_len)
+        _at_least(1, MIN_RESPONSE_LEN, self.min_response_len)
+        _at_least(1, MAX_GENERATION_TOKEN_LEN, self.max_generation_token_len)
+        _at_least(1, PREFILL_CHUNK_SIZE, self.prefill_chunk_size)
+        _at_least(0, "NPUSIM_KV_SLACK", self.kv_slack)
+        if self.max_prompt_len is None:
+            return
+        if self.prefill_chunk_size is not None and self.prefill_chunk_size > self.max_prompt_len:
+            raise ConfigError(
+                f"{PREFILL_CHUNK_SIZE}={self.prefill_chunk_size} does not fit into "
+                f"{MAX_PROMPT_LEN}={self.max_prompt_len}; give a chunk of at most that"
+            )
+        if self.max_generation_token_len > self.capacity:
+            raise ConfigError(
+                f"{MAX_GENERATION_TOKEN_LEN}={self.max_generation_token_len} does not fit into the "
+                f"capacity of {self.capacity} ({MAX_PROMPT_LEN} + {MIN_RESPONSE_LEN} - 1)"
+            )
+
+    @property
+    def capacity(self) -> int:
+        """C: tokens that can be stored. The last token generated need not be stored."""
+        if self.max_prompt_len is None:
+            raise ConfigError(f"{MAX_PROMPT_LEN} is not chosen yet; call fitted() first")
+        return self.max_prompt_len + self.min_response_len - 1
+
+    @property
+    def chunk_size(self) -> int:
+        """Rows of the prefill graph."""
+        if self.max_prompt_len is None:
+            raise ConfigError(f"{MAX_PROMPT_LEN} is not chosen yet; call fitted() first")
+        if self.prefill_hint is PrefillHint.STATIC or self.prefill_chunk_size is None:
+            return self.max_prompt_len
+        return self.prefill_chunk_size
+
+    def fitted(self, max_positions: int | None) -> "LLMConfig":
+        """With every open choice made for a model whose rotary tables cover max_positions (None: any).
+
+        Raises ConfigError where lengths that were asked for need more positions than the model has.
+        """
+        config = self
+        if self.max_prompt_len is None:
+            room = DEFAULT_MAX_PROMPT_LEN
+            if max_positions is not None:
+                room = max(1, min(room, max_positions - self.min_response_len + 1))
+            config = replace(self, max_prompt_len=max(room, self.prefill_chunk_size or 1))
+        if config.prefill_chunk_size is None and config.prefill_hint is PrefillHint.DYNAMIC:
+            chunk = min(DEFAULT_CHUNK_SIZE, config.max_prompt_len or DEFAULT_CHUNK_SIZE)
+            config = replace(config, prefill_chunk_size=chunk)
+        if max_positions is not None and config.capacity > max_positions:
+            raise ConfigError(
+                f"{MAX_PROMPT_LEN}={config.max_prompt_len} and {MIN_RESPONSE_LEN}={config.min_response_len} "
+                f"need {config.capacity} positions, the model's rotary tables have {max_positions}; "
+                "lower one of the two"
+            )
+        return config
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, ConfigValue]) -> "LLMConfig":
+        """Parse a config; values may be strings or numbers. ConfigError names an unknown key's nearest."""
+        values = {}
+        for key, value in mapping.items():
+            option = _BY_KEY.get(key)
+            if option is None:
+                near = difflib.get_close_matches(str(key), list(_BY_KEY), n=1, cutoff=0.0)
+                raise ConfigError(f"unknown config key {key!r}; the nearest known one is {near[0]}")
+            values[option.field] = option.parse(key, value)
+        return cls(**values)  # type: ignore[arg-type]
+
+    def to_mapping(self) -> dict[str, str]:
+        """The config as strings, every key spelled out except those still open."""
+        result = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None:
+                result[_BY_FIELD[field.name].key] = _spell(value)
+        return result
+
+
+@dataclass(frozen=True)
+class Option:
+    """One configuration key."""
+
+    key: str
+    field: str
+    parse: Callable[[str, ConfigValue], object]
+    default: str
+    meaning: str
+
+
+MAX_PROMPT_LEN = "NPUW_LLM_MAX_PROMPT_LEN"
+MIN_RESPONSE_LEN = "NPUW_LLM_MIN_RESPONSE_LEN"
+MAX_GENERATION_TOKEN_LEN = "NPUW_LLM_MAX_GENERATION_TOKEN_LEN"
+PREFILL_CHUNK_SIZE = "NPUW_LLM_PREFILL_CHUNK_SIZE"
+
+DEFAULT_MAX_PROMPT_LEN = 1024
+DEFAULT_CHUNK_SIZE = 1024
+
+
+def _at_least(least: int, key: str, value: int | None) -> None:
+    if value is not None and value < least:
+        raise ConfigError(f"{key}={value}; at least {least} is needed")
+
+
+def _parse_int(key: str, value: ConfigValue) -> int:
+    try:
+        number = int(value)
+    except (ValueError, OverflowError):
+        raise ConfigError(f"{key}={value!r}; a whole number is needed") from None
+    if isinstance(value, bool) or (isinstance(value, float) and value != number):
+        raise ConfigError(f"{key}={value!r}; a whole number is needed")
+    return number
+
+
+def _parse_bool(key: str, value: ConfigValue) -> bool:
+    spelled = {"YES": True, "TRUE": True, "1": True, "NO": False, "FALSE": False, "0": False}
+    result = spelled.get(str(value).upper())
+    if result is None:
+        raise ConfigError(f"{key}={value!r}; YES or NO is needed")
+    return result
+
+
+def _parse_enum(kind: type[E]) -> Callable[[str, ConfigValue], E]:
+    def parse(key: str, value: ConfigValue) -> E:
+        try:
+            return kind(str(value).upper())
+        except ValueError:
+            allowed = ", ".join(str(member.value) for member in kind)
+            raise ConfigError(f"{key}={value!r}; allowed: {allowed}") from None
+
+    return parse
+
+
+def _spell(value: object) -> str:
+    if isinstance(value, bool):
+        return "YES" if value else "NO"
+    return str(value.value if isinstance(value, Enum) else value)
+
+
+OPTIONS = (
+    Option(
+        MAX_PROMPT_LEN,
+        "max_prompt_len",
+        _parse_int,
+        "1024, or what the rotary tables allow",
+        "longest prompt, in tokens",
+    ),
+    Option(
+        MIN_RESPONSE_LEN,
+        "min_response_len",
+        _parse_int,
+        "128",
+        "tokens that can be generated after the longest prompt",
+    ),
+    Option(
+        MAX_GENERATION_TOKEN_LEN,
+        "max_generation_token_len",
+        _parse_int,
+        "1",
+        "rows of the generate graph: the largest block of one step (1 + drafts)",
+    ),
+    Option(
+        "NPUW_LLM_PREFILL_HINT",
+        "prefill_hint",
+        _parse_enum(PrefillHint),
+        "DYNAMIC",
+        "STATIC: whole prompt in one graph; DYNAMIC: chunk by chunk over the cache",
+    ),
+    Option(
+        PREFILL_CHUNK_SIZE,
+        "prefill_chunk_size",
+        _parse_int,
+        "1024, or the longest prompt",
+        "rows of the chunked prefill graph",
+    ),
+    Option(
+        "NPUW_LLM_GENERATE_HINT",
+        "generate_hint",
+        _parse_enum(GenerateHint),
+        "FAST_COMPILE",
+        "FAST_COMPILE or BEST_PERF; accepted as NPUW does, one generate graph serves both",
+    ),
+    Option(
+        "NPUSIM_KV_PRECISION",
+        "kv_precision",
+        _parse_enum(KVPrecision),
+        "MODEL",
+        "element type of the KV cache: MODEL, F32 or F16",
+    ),
+    Option(
+        "NPUSIM_KV_LAYOUT",
+        "kv_layout",
+        _parse_enum(KVLayout),
+        "LINEAR",
+        "slots of windowed layers: LINEAR, ROLLING, RING or GATHERED",
+    ),
+    Option(
+        "NPUSIM_KV_SLACK",
+        "kv_slack",
+        _parse_int,
+        "0",
+        "rows of a ROLLING or RING layer above the least that is sound",
+    ),
+    Option(
+        "NPUSIM_COMMIT",
+        "commit",
+        _parse_enum(CommitPolicy),
+        "EAGER",
+        "EAGER: store a block at once, trim later; DEFERRED: store what the next call accepts",
+    ),
+    Option(
+        "NPUSIM_EXECUTION",
+        "execution",
+        _parse_enum(Execution),
+        "FAST",
+        "form of the attention that runs: FAST on a CPU, or DEVICE as an NPU compiler is given it",
+    ),
+    Option(
+        "NPUSIM_SANITIZE",
+        "sanitize",
+        _parse_bool,
+        "NO",
+        "YES: fill every slot that may not be read with a pattern and stop when it leaks",
+    ),
+)
+"""Every key, in the order in which help texts list them."""
+
+_BY_KEY = {option.key: option for option in OPTIONS}
+_BY_FIELD = {option.field: option for option in OPTIONS}

@@ -1,0 +1,93 @@
+"""The static graphs of a model: shapes, cache type, lowering, new rows only."""
+
+import openvino as ov
+from openvino.passes import Manager
+
+from npusim.cache_plan import LayerCache
+from npusim.errors import ModelError
+from npusim.model_spec import ModelSpec
+from npusim.static_graph import attention_tap
+from transforms import (
+    Branch,
+    ConvertCache,
+    DecomposeGQA,
+    DecompositionError,
+    KeepNewRows,
+    RemoveEmptyPast,
+    StaticShapes,
+    tokens_in_attention_mask,
+)
+
+
+def lower_whole_prefill(
+    model: ov.Model, spec: ModelSpec, caches: tuple[LayerCache, ...], rows: int
+) -> ov.Model:
+    """A prompt of up to `rows` tokens, right-aligned, without a past: input_ids and mask [1, rows]."""
+    return _lower(
+        model,
+        spec,
+        [
+            ConvertCache(caches[0].cache_type),
+            StaticShapes(sequence_length=rows, past_length=0),
+            DecomposeGQA(Branch.PREFILL),
+            KeepNewRows(),
+            RemoveEmptyPast(),
+        ],
+    )
+
+
+def lower_block(
+    model: ov.Model, spec: ModelSpec, caches: tuple[LayerCache, ...], rows: int, capacity: int
+) -> ov.Model:
+    """A block of up to `rows` tokens over the cache, a chunk or a step: mask [1, capacity + rows]."""
+    lengths = {cache.layer.name: cache.layout.capacity for cache in caches}
+    layouts = {cache.layer.name: cache.key_layout for cache in caches}
+    return _lower(
+        model,
+        spec,
+        [
+            ConvertCache(caches[0].cache_type),
+            StaticShapes(sequence_length=rows, past_length=lengths, attention_length=capacity + rows),
+            DecomposeGQA(Branch.GENERATE, key_layout=layouts, block_tokens=tokens_in_attention_mask(rows)),
+            KeepNewRows(),
+        ],
+    )
+
+
+def with_attention_taps(lowered: ov.Model, spec: ModelSpec) -> ov.Model:
+    """A copy whose further outputs are the attention of each layer before the heads are merged."""
+    tapped = lowered.clone()
+    attention = {
+        node.get_friendly_name(): node.output(0)
+        for node in tapped.get_ordered_ops()
+        if node.get_type_name() == "ScaledDotProductAttention"
+    }
+    for layer in spec.layers:
+        output = attention[layer.name]
+        output.get_tensor().add_names({attention_tap(layer.index)})
+        tapped.add_outputs(output)
+    return tapped
+
+
+def _lower(model: ov.Model, spec: ModelSpec, passes: list[ov.passes.ModelPass]) -> ov.Model:
+    lowered = model.clone()
+    manager = Manager()
+    for step in passes:
+        manager.register_pass(step)
+    try:
+        manager.run_passes(lowered)
+    except DecompositionError as error:
+        raise ModelError(str(error)) from error
+    _check_logits(lowered, spec)
+    return lowered
+
+
+def _check_logits(lowered: ov.Model, spec: ModelSpec) -> None:
+    """Every row must have its logits: a model that keeps the last row alone cannot verify drafts."""
+    rows = lowered.input("input_ids").get_shape()[1]
+    shape = list(lowered.output("logits").get_shape())
+    if shape != [1, rows, spec.vocab_size]:
+        raise ModelError(
+            f"logits have shape {shape} for {rows} tokens; one row per token is needed, "
+            "export the model with logits for every position"
+        )

@@ -1,0 +1,192 @@
+"""The host's KV cache: buffers, how many tokens they hold, and what a step does to them."""
+
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+import numpy as np
+
+from npusim.errors import TrimError
+from npusim.layout import CommitPolicy, Layout
+from npusim.tensor_slice import Array, make_tensor_slice
+
+ROWS = 2
+"""The axis of KV arrays [2 L, KV, rows, D] that counts rows."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CacheGroup:
+    """Layers of one layout and shape, their buffers in one array.
+
+    past is [2 L, KV, C, D]: key and value of each of the L layers, in turn. One array for many layers makes
+    an append one assignment.
+    """
+
+    layers: tuple[int, ...]
+    layout: Layout
+    past: Array
+
+    def key(self, layer: int) -> Array:
+        """past_key of a layer, [1, KV, C, D]."""
+        return self._buffer(2 * self.layers.index(layer))
+
+    def value(self, layer: int) -> Array:
+        """past_value of a layer, [1, KV, C, D]."""
+        return self._buffer(2 * self.layers.index(layer) + 1)
+
+    def _buffer(self, index: int) -> Array:
+        return self.past[index : index + 1]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BlockRows:
+    """The new rows of one block: an array [2 L, KV, S, D] per group, rows [first, first + length) real."""
+
+    arrays: tuple[Array, ...]
+    first: int
+    length: int
+
+    def after(self, accepted: int) -> "BlockRows | None":
+        """A copy of the rows from `accepted` on, None when there are none.
+
+        A copy, as the arrays are the outputs of a graph that is about to run again.
+        """
+        if accepted >= self.length:
+            return None
+        start, stop = self.first + accepted, self.first + self.length
+        rest = tuple(make_tensor_slice(array, ROWS, start, stop).copy() for array in self.arrays)
+        return BlockRows(arrays=rest, first=0, length=stop - start)
+
+
+class KVManager:
+    """One sequence in fixed buffers.
+
+    A step is: `settle(start)`, run the graph with `start` tokens of past, `commit(start, rows)`. Between the
+    two nothing that is stored changes, so that a step that fails leaves the state it found.
+    """
+
+    def __init__(self, groups: tuple[CacheGroup, ...], *, capacity: int, commit: CommitPolicy) -> None:
+        self.groups = groups
+        self.capacity = capacity
+        self.rows_moved = 0
+        self._commit_policy = commit
+        self._committed = 0
+        self._high_water = 0
+        self._touched = 0
+        self._pending: BlockRows | None = None
+
+    @property
+    def num_stored_tokens(self) -> int:
+        """P: tokens the next step may attend to, those of a block held back included."""
+        return self._committed + (self._pending.length if self._pending else 0)
+
+    @property
+    def num_committed_tokens(self) -> int:
+        """Tokens whose rows are in the buffers."""
+        return self._committed
+
+    @property
+    def high_water(self) -> int:
+        """One past the highest position written since the sequence began; a trim does not lower it."""
+        return self._high_water
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers."""
+        return sum(group.past.nbytes for group in self.groups)
+
+    def can_trim(self, num_tokens: int) -> bool:
+        """Whether every layer still holds the window of an end at num_tokens."""
+        if not 0 <= num_tokens <= self.num_stored_tokens:
+            return False
+        return num_tokens >= self._committed or not self._layers_that_cannot_trim(num_tokens)
+
+    def check_trim(self, num_tokens: int) -> None:
+        """TrimError, naming the layers, unless `can_trim`."""
+        stored = self.num_stored_tokens
+        if not 0 <= num_tokens <= stored:
+            raise TrimError(
+                f"trim to {num_tokens} tokens, but {stored} are stored; give a number from 0 to {stored}"
+            )
+        if num_tokens >= self._committed:
+            return
+        layers = self._layers_that_cannot_trim(num_tokens)
+        if layers:
+            raise TrimError(
+                f"trim from {stored} to {num_tokens} tokens: layers {layers} have overwritten or evicted "
+                f"rows that a query at position {num_tokens} needs; reset and prefill again, or use "
+                "NPUSIM_COMMIT=DEFERRED, more NPUSIM_KV_SLACK, or NPUSIM_KV_LAYOUT=LINEAR"
+            )
+
+    def trim(self, num_tokens: int) -> int:
+        """Keep the first num_tokens tokens; return how many were removed. All layers or none.
+
+        Raises TrimError when num_tokens is negative, more than is stored, or needs rows no longer held.
+        """
+        self.check_trim(num_tokens)
+        removed = self.num_stored_tokens - num_tokens
+        if num_tokens <= self._committed:
+            self._committed, self._pending = num_tokens, None
+        elif self._pending is not None:
+            self._pending = replace(self._pending, length=num_tokens - self._committed)
+        return removed
+
+    def settle(self, start: int) -> None:
+        """Write what is held back up to position `start`; what lies beyond stays held until `commit`."""
+        pending = self._pending
+        if pending is None:
+            return
+        accepted = min(max(start - self._committed, 0), pending.length)
+        rest = pending.after(accepted)
+        if accepted:
+            self._write(replace(pending, length=accepted))
+        self._pending = rest
+
+    def commit(self, start: int, rows: BlockRows) -> None:
+        """End a step whose block began at `start`: forget what lay beyond, take the block's rows."""
+        self._committed, self._pending = start, None
+        if start == 0:
+            self._high_water = 0
+        match self._commit_policy:
+            case CommitPolicy.EAGER:
+                self._write(rows)
+            case CommitPolicy.DEFERRED:
+                self._pending = rows
+            case _:
+                assert_never(self._commit_policy)
+
+    def reset(self) -> None:
+        """Empty the cache and zero every row ever written: 0 x NaN is NaN even where a mask hides it."""
+        for group in self.groups:
+            touched = min(self._touched, group.layout.capacity)
+            make_tensor_slice(group.past, ROWS, 0, touched)[...] = 0
+        self._committed = self._high_water = self._touched = 0
+        self._pending = None
+
+    def _layers_that_cannot_trim(self, num_tokens: int) -> list[int]:
+        return sorted(
+            layer
+            for group in self.groups
+            if not group.layout.can_trim(self._committed, self._high_water, num_tokens)
+            for layer in group.layers
+        )
+
+    def _write(self, rows: BlockRows) -> None:
+        for group, new in zip(self.groups, rows.arrays, strict=True):
+            plan = group.layout.plan_append(self._committed, rows.length)
+            for move in plan.moves:
+                survivors = make_tensor_slice(group.past, ROWS, move.source, move.source + move.length)
+                make_tensor_slice(group.past, ROWS, move.target, move.target + move.length)[...] = survivors
+                self.rows_moved += move.length * len(group.layers)
+            for write in plan.writes:
+                first = rows.first + write.row
+                make_tensor_slice(group.past, ROWS, write.slot, write.slot + write.length)[...] = (
+                    make_tensor_slice(new, ROWS, first, first + write.length)
+                )
+        self._committed += rows.length
+        self._high_water = max(self._high_water, self._committed)
+        self._touched = max(self._touched, self._committed)
+
+
+def allocate(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
+    """A zeroed array; pages are taken from the machine as they are first written."""
+    return np.zeros(shape, dtype)

@@ -1,0 +1,170 @@
+"""What a language model offers: its ports, attention layers and limits, read once from the graph."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import openvino as ov
+
+from npusim.errors import ModelError
+from transforms import DecompositionError, GQANode, find_gqa, read_gqa
+
+KNOWN_INPUTS = ("input_ids", "attention_mask", "position_ids")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSpec:
+    """One attention layer: its node, its four cache ports, and what sizes its buffers."""
+
+    index: int
+    name: str
+    past_key: str
+    past_value: str
+    present_key: str
+    present_value: str
+    kv_num_heads: int
+    head_size: int
+    local_window_size: int
+    cache_type: ov.Type
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """A model npusim can run.
+
+    vocab_size is the width of the logits, num_embeddings the number of token ids that input_ids may name,
+    max_positions the rows of the shortest rotary table (None: no table inside the ops).
+    """
+
+    layers: tuple[LayerSpec, ...]
+    vocab_size: int
+    num_embeddings: int
+    max_positions: int | None
+    has_position_ids: bool
+
+
+def read_model(model: str | Path | ov.Model) -> ov.Model:
+    """A model of the caller's own: read from a file, or a clone of what was given.
+
+    Raises ModelError for a file that is missing, is no model, or that the OpenVINO frontend refuses.
+    """
+    if isinstance(model, ov.Model):
+        return model.clone()
+    path = Path(model)
+    if not path.is_file():
+        raise ModelError(f"{path}: no such file; give an ONNX or OpenVINO IR model")
+    try:
+        return ov.Core().read_model(path)
+    except RuntimeError as error:
+        raise ModelError(f"{path}: OpenVINO cannot read it: {_frontend_reason(error)}") from error
+
+
+def read_spec(model: ov.Model) -> ModelSpec:
+    """Read the ports and layers; ModelError (or DecompositionError for a node) names what is missing."""
+    nodes = find_gqa(model)
+    if not nodes:
+        raise ModelError(
+            "the model has no GroupQueryAttention; export it with a builder that emits the contrib op "
+            "(onnxruntime-genai's does)"
+        )
+    _check_ports(model)
+    try:
+        gqas = [read_gqa(node) for node in nodes]
+    except DecompositionError as error:
+        raise ModelError(str(error)) from error
+    layers = tuple(_read_layer(index, gqa) for index, gqa in enumerate(gqas))
+    rows = [gqa.rotary.table_rows for gqa in gqas if gqa.rotary and gqa.rotary.table_rows is not None]
+    vocab_size = _vocab_size(model)
+    return ModelSpec(
+        layers=layers,
+        vocab_size=vocab_size,
+        num_embeddings=_num_embeddings(model, vocab_size),
+        max_positions=min(rows) if rows else None,
+        has_position_ids="position_ids" in _input_names(model),
+    )
+
+
+def _frontend_reason(error: RuntimeError) -> str:
+    """The lines of a frontend's message that say why, without its source positions."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    telling = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]
+    return " ".join(telling) or str(error)
+
+
+def _input_names(model: ov.Model) -> set[str]:
+    return {source.get_any_name() for source in model.inputs}
+
+
+def _check_ports(model: ov.Model) -> None:
+    names = _input_names(model)
+    for needed in ("input_ids", "attention_mask"):
+        if needed not in names:
+            raise ModelError(f"the model has no input {needed}; its inputs are {sorted(names)}")
+    if not any("logits" in output.get_names() for output in model.outputs):
+        raise ModelError("the model has no output logits")
+    caches = {
+        node.input_value(port).get_node().get_friendly_name() for node in find_gqa(model) for port in (3, 4)
+    }
+    for source in model.inputs:
+        name = source.get_any_name()
+        if name not in KNOWN_INPUTS and source.get_node().get_friendly_name() not in caches:
+            raise ModelError(
+                f"the model has an input {name} that npusim cannot fill; known are "
+                f"{', '.join(KNOWN_INPUTS)} and the caches of GroupQueryAttention"
+            )
+
+
+def _read_layer(index: int, gqa: GQANode) -> LayerSpec:
+    past_key, past_value = (_past_port(gqa, source) for source in (gqa.past_key, gqa.past_value))
+    present_key, present_value = (_present_port(gqa, port) for port in (1, 2))
+    return LayerSpec(
+        index=index,
+        name=gqa.name,
+        past_key=past_key,
+        past_value=past_value,
+        present_key=present_key,
+        present_value=present_value,
+        kv_num_heads=gqa.kv_num_heads,
+        head_size=gqa.head_size,
+        local_window_size=gqa.local_window_size,
+        cache_type=gqa.past_key.get_element_type(),
+    )
+
+
+def _past_port(gqa: GQANode, source: ov.Output) -> str:
+    if source.get_node().get_type_name() != "Parameter":
+        raise ModelError(
+            f"{gqa.name}: its past comes from {source.get_node().get_friendly_name()}, not from a model "
+            "input; export the model with past_key_values inputs"
+        )
+    return str(source.get_any_name())
+
+
+def _present_port(gqa: GQANode, port: int) -> str:
+    present = gqa.node.output(port)
+    if not any(t.get_node().get_type_name() == "Result" for t in present.get_target_inputs()):
+        raise ModelError(
+            f"{gqa.name}: output {port} (present) is no model output; export the model with its KV cache"
+        )
+    return str(present.get_any_name())
+
+
+def _vocab_size(model: ov.Model) -> int:
+    shape = model.output("logits").get_partial_shape()
+    if shape.rank.get_length() != 3 or shape[2].is_dynamic:
+        raise ModelError(
+            f"logits have shape {shape}; [batch, rows, vocabulary] with a static last one is needed"
+        )
+    width: int = shape[2].get_length()
+    return width
+
+
+def _num_embeddings(model: ov.Model, vocab_size: int) -> int:
+    """Rows of the table that input_ids look up; the width of the logits where no table is found."""
+    for target in model.input("input_ids").get_target_inputs():
+        node = target.get_node()
+        if node.get_type_name() == "Convert":
+            node = next(iter(node.output(0).get_target_inputs())).get_node()
+        if node.get_type_name() == "Gather" and node.get_input_partial_shape(0)[0].is_static:
+            rows: int = node.get_input_partial_shape(0)[0].get_length()
+            return rows
+    return vocab_size

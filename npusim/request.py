@@ -1,0 +1,236 @@
+"""One conversation: the request that callers drive like an `openvino.InferRequest`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, assert_never
+
+import numpy as np
+import openvino as ov
+
+from npusim.cache_plan import allocate_groups, group_caches
+from npusim.config import PrefillHint
+from npusim.errors import CapacityError, InputError, NpuSimError
+from npusim.kv_manager import KVManager
+from npusim.sanitizer import KVSanitizer
+from npusim.stage import Stage
+from npusim.static_graph import LogitsArray, StaticGraph, TokenArray
+from npusim.step_inputs import INPUT_NAMES, StepInputs, TensorLike, read_step
+from npusim.step_recorder import CallTimes, record_call
+from npusim.trace import StepRecord
+
+if TYPE_CHECKING:
+    from npusim.compiled_llm import CompiledLLM
+
+
+class LLMInferRequest:
+    """Runs prefill and generate steps over a KV cache of its own; made by `CompiledLLM`.
+
+    A call of more than one token at position 0 is a prefill and starts a conversation; any other is a
+    generate step of 1..max_generation_tokens tokens. A first position below num_stored_tokens trims to it.
+
+    step_listener, where set, is handed a StepRecord after each call, refused ones included.
+    """
+
+    def __init__(self, compiled: CompiledLLM) -> None:
+        config = compiled.config
+        self._spec = compiled.spec
+        self._config = config
+        members = group_caches(compiled.caches)
+        groups = allocate_groups(members)
+        self.kv = KVManager(groups, capacity=config.capacity, commit=config.commit)
+        self._sanitizer = KVSanitizer(self.kv) if config.sanitize else None
+        whole = config.prefill_hint is PrefillHint.STATIC
+        self._prefill = StaticGraph(
+            compiled.compiled_prefill, self._spec, members, groups, 0 if whole else config.capacity
+        )
+        self._generate = StaticGraph(compiled.compiled_generate, self._spec, members, groups, config.capacity)
+        self._tensors: dict[str, TensorLike] = {}
+        self._logits: LogitsArray | None = None
+        self._graph_seconds = 0.0
+        self._stored_after_call = 0
+        self.step_listener: Callable[[StepRecord], None] | None = None
+
+    @property
+    def num_stored_tokens(self) -> int:
+        """P: tokens of the conversation that the next step attends to."""
+        return self.kv.num_stored_tokens
+
+    @property
+    def capacity(self) -> int:
+        """C: the most tokens that can be stored."""
+        return self._config.capacity
+
+    @property
+    def max_prompt_len(self) -> int:
+        """The longest prompt."""
+        length = self._config.max_prompt_len
+        assert length is not None, "a compiled config is fitted"
+        return length
+
+    @property
+    def max_generation_tokens(self) -> int:
+        """Rows of the generate graph: the most tokens of one generate step."""
+        return self._config.max_generation_token_len
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
+        return self._spec.vocab_size
+
+    @property
+    def kv_nbytes(self) -> int:
+        """Bytes of the KV buffers, as allocated."""
+        return self.kv.nbytes
+
+    @property
+    def graph_seconds(self) -> float:
+        """Seconds that the last call spent inside the compiled graph."""
+        return self._graph_seconds
+
+    def set_tensor(self, name: str, tensor: TensorLike) -> None:
+        """Give an input for the calls to come: input_ids, attention_mask or position_ids.
+
+        A tensor is read when `infer` runs, so one that shares memory may be refilled in place.
+        """
+        if name not in INPUT_NAMES:
+            raise InputError(f"unknown input {name!r}; inputs are {', '.join(INPUT_NAMES)}")
+        self._tensors[name] = tensor
+
+    def get_tensor(self, name: str) -> ov.Tensor:
+        """The logits of the last call, float32 [1, n, vocab], or an input as it was set.
+
+        The logits share memory with the graph: the next call overwrites them.
+        """
+        if name == "logits":
+            if self._logits is None:
+                raise InputError("logits are not there yet; call infer first")
+            return ov.Tensor(self._logits, shared_memory=True)
+        if name not in self._tensors:
+            raise InputError(f"tensor {name!r} was not set; set are {sorted(self._tensors)}, and logits")
+        tensor = self._tensors[name]
+        return tensor if isinstance(tensor, ov.Tensor) else ov.Tensor(np.asarray(tensor))
+
+    def infer(
+        self, inputs: Mapping[str, TensorLike] | None = None, *, share_outputs: bool = False
+    ) -> dict[str, LogitsArray]:
+        """Run one call and return {"logits": float32 [1, n, vocab]}, one row per token given.
+
+        `inputs` hold for this call alone and go before what `set_tensor` set. With share_outputs the logits
+        are a view that the next call overwrites.
+
+        Raises InputError, CapacityError or TrimError before anything changes. An exception of the runtime
+        leaves the state of the last completed step (for a prefill, of the last chunk).
+        """
+        given = self._tensors if inputs is None else {**self._tensors, **inputs}
+        step = read_step(
+            given,
+            num_stored_tokens=self.kv.num_stored_tokens,
+            num_embeddings=self._spec.num_embeddings,
+        )
+        self._graph_seconds = 0.0
+        self._logits = self._run(step) if self.step_listener is None else self._run_recorded(step)
+        self._stored_after_call = self.kv.num_stored_tokens
+        return {"logits": self._logits if share_outputs else self._logits.copy()}
+
+    def can_trim(self, num_tokens: int) -> bool:
+        """Whether `trim(num_tokens)` would be exact; never raises."""
+        return self.kv.can_trim(num_tokens)
+
+    def trim(self, num_tokens: int) -> int:
+        """Keep the first num_tokens tokens of the conversation; return how many were removed.
+
+        Raises TrimError, with nothing changed, where a layer no longer holds the rows of the new end.
+        """
+        return self.kv.trim(num_tokens)
+
+    def reset_state(self) -> None:
+        """Forget the conversation: no tokens, zeroed buffers, no tensors set."""
+        self.kv.reset()
+        self._tensors.clear()
+        self._logits = None
+        self._stored_after_call = 0
+
+    def _run(self, step: StepInputs) -> LogitsArray:
+        self._check_fits(step)
+        match step.stage:
+            case Stage.PREFILL:
+                return self._run_prefill(step.tokens)
+            case Stage.GENERATE:
+                return self._run_block(self._generate, step.tokens, step.start)
+            case _:
+                assert_never(step.stage)
+
+    def _run_recorded(self, step: StepInputs) -> LogitsArray:
+        """Run a step and hand its record to the listener, whether it was refused or not."""
+        began = time.perf_counter()
+        outcome: LogitsArray | NpuSimError
+        try:
+            outcome = self._run(step)
+        except NpuSimError as error:
+            outcome = error
+        whole = time.perf_counter() - began
+        if self.step_listener is not None:
+            self.step_listener(
+                record_call(
+                    step,
+                    self.kv.groups,
+                    stored_before=self._stored_after_call,
+                    times=CallTimes(host=whole - self._graph_seconds, graph=self._graph_seconds),
+                    outcome=outcome,
+                )
+            )
+        if isinstance(outcome, NpuSimError):
+            raise outcome
+        return outcome
+
+    def _check_fits(self, step: StepInputs) -> None:
+        length = len(step.tokens)
+        match step.stage:
+            case Stage.PREFILL:
+                if length > self.max_prompt_len:
+                    raise CapacityError(
+                        f"a prompt of {length} tokens; NPUW_LLM_MAX_PROMPT_LEN is {self.max_prompt_len}, "
+                        "compile with more or shorten the prompt"
+                    )
+            case Stage.GENERATE:
+                self._check_block_fits(length, step.start)
+            case _:
+                assert_never(step.stage)
+        self.kv.check_trim(step.start)
+
+    def _check_block_fits(self, length: int, start: int) -> None:
+        if length > self.max_generation_tokens:
+            raise CapacityError(
+                f"a block of {length} tokens at position {start}; NPUW_LLM_MAX_GENERATION_TOKEN_LEN is "
+                f"{self.max_generation_tokens}, compile with more or split the block"
+            )
+        if start + length > self.capacity:
+            raise CapacityError(
+                f"cache full: {length} tokens at position {start} need {start + length} slots, the capacity "
+                f"is {self.capacity}; compile with more NPUW_LLM_MIN_RESPONSE_LEN, or trim or reset"
+            )
+
+    def _run_prefill(self, tokens: TokenArray) -> LogitsArray:
+        """The prompt in chunks of the prefill graph's rows (one chunk where it is the whole prompt)."""
+        rows = self._prefill.num_rows
+        if len(tokens) <= rows:
+            return self._run_block(self._prefill, tokens, 0)
+        logits = np.empty((1, len(tokens), self.vocab_size), np.float32)
+        for start in range(0, len(tokens), rows):
+            chunk = tokens[start : start + rows]
+            logits[:, start : start + len(chunk)] = self._run_block(self._prefill, chunk, start)
+        return logits
+
+    def _run_block(self, graph: StaticGraph, tokens: TokenArray, start: int) -> LogitsArray:
+        """Plan, run, commit: one block at `start`, its rows stored, its logits as a view."""
+        graph.load(tokens, start)
+        self.kv.settle(start)
+        if self._sanitizer is not None and graph.has_past:
+            self._sanitizer.run(graph, start, len(tokens))
+        else:
+            graph.run()
+        self._graph_seconds += graph.graph_seconds
+        self.kv.commit(start, graph.rows(len(tokens)))
+        return graph.logits(len(tokens))

@@ -1,0 +1,134 @@
+"""A compiled static graph with every port bound once to an array the host owns."""
+
+import time
+
+import numpy as np
+import numpy.typing as npt
+import openvino as ov
+
+from npusim.cache_plan import LayerCache, allocate_rows
+from npusim.kv_manager import BlockRows, CacheGroup
+from npusim.model_spec import ModelSpec
+from npusim.tensor_slice import Array
+
+TokenArray = npt.NDArray[np.int64]
+LogitsArray = npt.NDArray[np.float32]
+
+COMPILE_PROPERTIES = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
+"""float32 as float32: a CPU with bfloat16 units would run the graph in those."""
+
+
+def attention_tap(layer: int) -> str:
+    """The output name of a layer's attention in a graph with taps."""
+    return f"attention.{layer}"
+
+
+class StaticGraph:
+    """One request of a branch: a block of S rows over `past_length` positions of past (0: none).
+
+    `load` writes a right-aligned block into the bound inputs, `run` infers, `rows` and `logits` are views of
+    the bound outputs, `attention` are those of the taps. Per step nothing is allocated, bound or copied but
+    the block's own tokens.
+    """
+
+    def __init__(
+        self,
+        compiled: ov.CompiledModel,
+        spec: ModelSpec,
+        groups: tuple[tuple[LayerCache, ...], ...],
+        caches: tuple[CacheGroup, ...],
+        past_length: int,
+    ) -> None:
+        self._compiled = compiled
+        self._request = compiled.create_infer_request()
+        self._bound: list[ov.Tensor] = []
+        self._past_length = past_length
+        self.num_rows = int(compiled.input("input_ids").get_shape()[1])
+        self._input_ids = self._bind_new("input_ids")
+        self._attention_mask = self._bind_new("attention_mask")
+        self._position_ids = self._bind_new("position_ids") if spec.has_position_ids else None
+        self._logits = self._bind_logits()
+        self._rows = tuple(self._bind_group(members) for members in groups)
+        if past_length:
+            for group, members in zip(caches, groups, strict=True):
+                self._bind_past(group, members)
+        self.attention = self._bind_taps(len(spec.layers))
+        self._masked = 0
+        self.graph_seconds = 0.0
+
+    def load(self, tokens: TokenArray, start: int) -> None:
+        """Fill the inputs for `tokens` [n] at positions start .. start + n - 1, n <= S."""
+        length = len(tokens)
+        pad = self.num_rows - length
+        self._input_ids[0, :pad] = 0
+        self._input_ids[0, pad:] = tokens
+        self._mask_past(start if self._past_length else 0)
+        block = self._attention_mask[0, self._past_length :]
+        block[:pad] = 0
+        block[pad:] = 1
+        if self._position_ids is not None:
+            self._position_ids[0, :pad] = 0
+            self._position_ids[0, pad:] = np.arange(start, start + length)
+
+    def run(self) -> None:
+        """Infer with what is loaded; an exception of the runtime comes through."""
+        began = time.perf_counter()
+        self._request.start_async()
+        self._request.wait()
+        self.graph_seconds = time.perf_counter() - began
+
+    def rows(self, length: int) -> BlockRows:
+        """The new KV rows of the last run, of which the last `length` are real."""
+        return BlockRows(arrays=self._rows, first=self.num_rows - length, length=length)
+
+    def logits(self, length: int) -> LogitsArray:
+        """Logits of the last `length` rows, a view [1, length, vocab] that the next run overwrites."""
+        return self._logits[:, self.num_rows - length :]
+
+    @property
+    def has_past(self) -> bool:
+        """Whether the graph reads the cache."""
+        return self._past_length > 0
+
+    def _mask_past(self, stored: int) -> None:
+        """Ones for the first `stored` past positions; only what changed is written."""
+        if stored > self._masked:
+            self._attention_mask[0, self._masked : stored] = 1
+        else:
+            self._attention_mask[0, stored : self._masked] = 0
+        self._masked = stored
+
+    def _bind_new(self, name: str) -> TokenArray:
+        return self._bind(self._compiled.input(name), None)  # type: ignore[return-value]
+
+    def _bind_logits(self) -> LogitsArray:
+        port = self._compiled.output("logits")
+        return self._bind(port, None)  # type: ignore[return-value]
+
+    def _bind_group(self, members: tuple[LayerCache, ...]) -> Array:
+        rows = allocate_rows(members, self.num_rows)
+        for index, cache in enumerate(members):
+            for offset, name in enumerate((cache.layer.present_key, cache.layer.present_value)):
+                place = 2 * index + offset
+                self._bind(self._compiled.output(name), rows[place : place + 1])
+        return rows
+
+    def _bind_taps(self, num_layers: int) -> tuple[Array, ...]:
+        """Attention outputs [1, H, S, D] by layer, where the graph was compiled with taps on them."""
+        names = {name for port in self._compiled.outputs for name in port.get_names()}
+        wanted = [attention_tap(layer) for layer in range(num_layers)]
+        return tuple(self._bind(self._compiled.output(name), None) for name in wanted if name in names)
+
+    def _bind_past(self, group: CacheGroup, members: tuple[LayerCache, ...]) -> None:
+        for cache in members:
+            layer = cache.layer
+            self._bind(self._compiled.input(layer.past_key), group.key(layer.index))
+            self._bind(self._compiled.input(layer.past_value), group.value(layer.index))
+
+    def _bind(self, port: ov.Output, array: Array | None) -> Array:
+        if array is None:
+            array = np.zeros(list(port.get_shape()), port.get_element_type().to_dtype())
+        tensor = ov.Tensor(array, shared_memory=True)
+        self._request.set_tensor(port, tensor)
+        self._bound.append(tensor)
+        return array
