@@ -184,7 +184,7 @@ def _at_least(least: int, key: str, value: int | None) -> None:
 def _parse_int(key: str, value: ConfigValue) -> int:
     try:
         number = int(value)
-    except (ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError):
         raise ConfigError(f"{key}={value!r}; a whole number is needed") from None
     if isinstance(value, bool) or (isinstance(value, float) and value != number):
         raise ConfigError(f"{key}={value!r}; a whole number is needed")

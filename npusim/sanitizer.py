@@ -96,9 +96,9 @@ class KVSanitizer:
 def _pattern(group: CacheGroup) -> float:
     """Large and finite in the cache's type, and still finite when K of them are added up.
 
-    Padded rows see no key, so they average the pattern in and carry it through the layers. No value that comes
-    of it, squares and scores included, may overflow: an infinity in a masked slot of the block would be NaN
-    for the real rows.
+    Padded rows see no key, so they average the pattern in and carry it through the layers. Nothing that comes
+    of it, squares and scores included, may overflow: an infinity in a masked slot of the block is NaN to the
+    real rows.
     """
     return 6e4 if group.past.dtype == np.float16 else 1e12
 
