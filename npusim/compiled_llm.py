@@ -6,11 +6,12 @@ from pathlib import Path
 import openvino as ov
 
 from npusim.cache_plan import LayerCache, plan_caches
-from npusim.config import ConfigValue, LLMConfig, PrefillHint
-from npusim.graphs import lower_block, lower_whole_prefill
+from npusim.config import ConfigValue, Execution, LLMConfig, PrefillHint
+from npusim.graphs import lower_block, lower_whole_prefill, with_attention_taps
 from npusim.model_spec import ModelSpec, read_model, read_spec
 from npusim.request import LLMInferRequest
 from npusim.static_graph import COMPILE_PROPERTIES
+from transforms import ExecutionForm
 
 
 class CompiledLLM:
@@ -27,9 +28,8 @@ class CompiledLLM:
         self.generate_model = lower_block(
             model, self.spec, self.caches, self.config.max_generation_token_len, self.config.capacity
         )
-        core = ov.Core()
-        self.compiled_prefill = core.compile_model(self.prefill_model, "CPU", COMPILE_PROPERTIES)
-        self.compiled_generate = core.compile_model(self.generate_model, "CPU", COMPILE_PROPERTIES)
+        self.compiled_prefill = self._compile(self.prefill_model)
+        self.compiled_generate = self._compile(self.generate_model)
 
     @property
     def kv_nbytes(self) -> int:
@@ -39,6 +39,13 @@ class CompiledLLM:
     def create_infer_request(self) -> LLMInferRequest:
         """A request with a cache of its own."""
         return LLMInferRequest(self)
+
+    def _compile(self, lowered: ov.Model) -> ov.CompiledModel:
+        model = with_attention_taps(lowered, self.spec) if self.config.sanitize else lowered
+        if self.config.execution is Execution.FAST:
+            model = model.clone()
+            ExecutionForm().run_on_model(model)
+        return ov.Core().compile_model(model, "CPU", COMPILE_PROPERTIES)
 
     def _lower_prefill(self, model: ov.Model) -> ov.Model:
         rows = self.config.chunk_size

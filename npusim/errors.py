@@ -26,4 +26,13 @@ class TrimError(NpuSimError, ValueError):
 
 
 class KVLeakError(NpuSimError):
-    """The KV sanitizer saw a slot that may not be read reach an attention output."""
+    """The KV sanitizer saw a slot that may not be read reach an attention output.
+
+    position is that of the row in the slot, None where the slot was never filled.
+    """
+
+    def __init__(self, message: str, *, layer: int, slot: int, position: int | None) -> None:
+        super().__init__(message)
+        self.layer = layer
+        self.slot = slot
+        self.position = position

@@ -6,6 +6,7 @@ from openvino.passes import Manager
 from npusim.cache_plan import LayerCache
 from npusim.errors import ModelError
 from npusim.model_spec import ModelSpec
+from npusim.static_graph import attention_tap
 from transforms import (
     Branch,
     ConvertCache,
@@ -51,6 +52,21 @@ def lower_block(
             KeepNewRows(),
         ],
     )
+
+
+def with_attention_taps(lowered: ov.Model, spec: ModelSpec) -> ov.Model:
+    """A copy whose further outputs are the attention of each layer before the heads are merged."""
+    tapped = lowered.clone()
+    attention = {
+        node.get_friendly_name(): node.output(0)
+        for node in tapped.get_ordered_ops()
+        if node.get_type_name() == "ScaledDotProductAttention"
+    }
+    for layer in spec.layers:
+        output = attention[layer.name]
+        output.get_tensor().add_names({attention_tap(layer.index)})
+        tapped.add_outputs(output)
+    return tapped
 
 
 def _lower(model: ov.Model, spec: ModelSpec, passes: list[ov.passes.ModelPass]) -> ov.Model:

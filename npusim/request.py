@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, assert_never
 
 import numpy as np
@@ -10,10 +11,14 @@ import openvino as ov
 
 from npusim.cache_plan import allocate_groups, group_caches
 from npusim.config import PrefillHint
-from npusim.errors import CapacityError, InputError
+from npusim.errors import CapacityError, InputError, NpuSimError
 from npusim.kv_manager import KVManager
+from npusim.sanitizer import KVSanitizer
+from npusim.stage import Stage
 from npusim.static_graph import LogitsArray, StaticGraph, TokenArray
-from npusim.step_inputs import INPUT_NAMES, Stage, StepInputs, TensorLike, read_step
+from npusim.step_inputs import INPUT_NAMES, StepInputs, TensorLike, read_step
+from npusim.step_recorder import CallTimes, record_call
+from npusim.trace import StepRecord
 
 if TYPE_CHECKING:
     from npusim.compiled_llm import CompiledLLM
@@ -24,6 +29,8 @@ class LLMInferRequest:
 
     A call of more than one token at position 0 is a prefill and starts a conversation; any other is a
     generate step of 1..max_generation_tokens tokens. A first position below num_stored_tokens trims to it.
+
+    step_listener, where set, is handed a StepRecord after each call, refused ones included.
     """
 
     def __init__(self, compiled: CompiledLLM) -> None:
@@ -33,6 +40,7 @@ class LLMInferRequest:
         members = group_caches(compiled.caches)
         groups = allocate_groups(members)
         self.kv = KVManager(groups, capacity=config.capacity, commit=config.commit)
+        self._sanitizer = KVSanitizer(self.kv) if config.sanitize else None
         whole = config.prefill_hint is PrefillHint.STATIC
         self._prefill = StaticGraph(
             compiled.compiled_prefill, self._spec, members, groups, 0 if whole else config.capacity
@@ -40,6 +48,9 @@ class LLMInferRequest:
         self._generate = StaticGraph(compiled.compiled_generate, self._spec, members, groups, config.capacity)
         self._tensors: dict[str, TensorLike] = {}
         self._logits: LogitsArray | None = None
+        self._graph_seconds = 0.0
+        self._stored_after_call = 0
+        self.step_listener: Callable[[StepRecord], None] | None = None
 
     @property
     def num_stored_tokens(self) -> int:
@@ -72,6 +83,11 @@ class LLMInferRequest:
     def kv_nbytes(self) -> int:
         """Bytes of the KV buffers, as allocated."""
         return self.kv.nbytes
+
+    @property
+    def graph_seconds(self) -> float:
+        """Seconds that the last call spent inside the compiled graph."""
+        return self._graph_seconds
 
     def set_tensor(self, name: str, tensor: TensorLike) -> None:
         """Give an input for the calls to come: input_ids, attention_mask or position_ids.
@@ -113,14 +129,9 @@ class LLMInferRequest:
             num_stored_tokens=self.kv.num_stored_tokens,
             num_embeddings=self._spec.num_embeddings,
         )
-        self._check_fits(step)
-        match step.stage:
-            case Stage.PREFILL:
-                self._logits = self._run_prefill(step.tokens)
-            case Stage.GENERATE:
-                self._logits = self._run_block(self._generate, step.tokens, step.start)
-            case _:
-                assert_never(step.stage)
+        self._graph_seconds = 0.0
+        self._logits = self._run(step) if self.step_listener is None else self._run_recorded(step)
+        self._stored_after_call = self.kv.num_stored_tokens
         return {"logits": self._logits if share_outputs else self._logits.copy()}
 
     def can_trim(self, num_tokens: int) -> bool:
@@ -139,6 +150,40 @@ class LLMInferRequest:
         self.kv.reset()
         self._tensors.clear()
         self._logits = None
+        self._stored_after_call = 0
+
+    def _run(self, step: StepInputs) -> LogitsArray:
+        self._check_fits(step)
+        match step.stage:
+            case Stage.PREFILL:
+                return self._run_prefill(step.tokens)
+            case Stage.GENERATE:
+                return self._run_block(self._generate, step.tokens, step.start)
+            case _:
+                assert_never(step.stage)
+
+    def _run_recorded(self, step: StepInputs) -> LogitsArray:
+        """Run a step and hand its record to the listener, whether it was refused or not."""
+        began = time.perf_counter()
+        outcome: LogitsArray | NpuSimError
+        try:
+            outcome = self._run(step)
+        except NpuSimError as error:
+            outcome = error
+        whole = time.perf_counter() - began
+        if self.step_listener is not None:
+            self.step_listener(
+                record_call(
+                    step,
+                    self.kv.groups,
+                    stored_before=self._stored_after_call,
+                    times=CallTimes(host=whole - self._graph_seconds, graph=self._graph_seconds),
+                    outcome=outcome,
+                )
+            )
+        if isinstance(outcome, NpuSimError):
+            raise outcome
+        return outcome
 
     def _check_fits(self, step: StepInputs) -> None:
         length = len(step.tokens)
@@ -182,6 +227,10 @@ class LLMInferRequest:
         """Plan, run, commit: one block at `start`, its rows stored, its logits as a view."""
         graph.load(tokens, start)
         self.kv.settle(start)
-        graph.run()
+        if self._sanitizer is not None and graph.has_past:
+            self._sanitizer.run(graph, start, len(tokens))
+        else:
+            graph.run()
+        self._graph_seconds += graph.graph_seconds
         self.kv.commit(start, graph.rows(len(tokens)))
         return graph.logits(len(tokens))

@@ -18,11 +18,17 @@ COMPILE_PROPERTIES = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LA
 """float32 as float32: a CPU with bfloat16 units would run the graph in those."""
 
 
+def attention_tap(layer: int) -> str:
+    """The output name of a layer's attention in a graph with taps."""
+    return f"attention.{layer}"
+
+
 class StaticGraph:
     """One request of a branch: a block of S rows over `past_length` positions of past (0: none).
 
     `load` writes a right-aligned block into the bound inputs, `run` infers, `rows` and `logits` are views of
-    the bound outputs. Per step nothing is allocated, bound or copied but the block's own tokens.
+    the bound outputs, `attention` are those of the taps. Per step nothing is allocated, bound or copied but
+    the block's own tokens.
     """
 
     def __init__(
@@ -46,6 +52,7 @@ class StaticGraph:
         if past_length:
             for group, members in zip(caches, groups, strict=True):
                 self._bind_past(group, members)
+        self.attention = self._bind_taps(len(spec.layers))
         self._masked = 0
         self.graph_seconds = 0.0
 
@@ -78,9 +85,10 @@ class StaticGraph:
         """Logits of the last `length` rows, a view [1, length, vocab] that the next run overwrites."""
         return self._logits[:, self.num_rows - length :]
 
-    def bind_output(self, port: int) -> Array:
-        """Bind one more output by its index and return its array."""
-        return self._bind(self._compiled.output(port), None)
+    @property
+    def has_past(self) -> bool:
+        """Whether the graph reads the cache."""
+        return self._past_length > 0
 
     def _mask_past(self, stored: int) -> None:
         """Ones for the first `stored` past positions; only what changed is written."""
@@ -104,6 +112,12 @@ class StaticGraph:
                 place = 2 * index + offset
                 self._bind(self._compiled.output(name), rows[place : place + 1])
         return rows
+
+    def _bind_taps(self, num_layers: int) -> tuple[Array, ...]:
+        """Attention outputs [1, H, S, D] by layer, where the graph was compiled with taps on them."""
+        names = {name for port in self._compiled.outputs for name in port.get_names()}
+        wanted = [attention_tap(layer) for layer in range(num_layers)]
+        return tuple(self._bind(self._compiled.output(name), None) for name in wanted if name in names)
 
     def _bind_past(self, group: CacheGroup, members: tuple[LayerCache, ...]) -> None:
         for cache in members:

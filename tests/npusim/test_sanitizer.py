@@ -1,0 +1,104 @@
+"""The KV sanitizer: silent on right graphs, precise on wrong ones, and without a trace in the cache."""
+
+from pathlib import Path
+
+import numpy as np
+import openvino.opset13 as ops
+import pytest
+
+import npusim
+import transforms.decompose_gqa
+import transforms.frames
+from transforms.opset import i32
+
+MODELS = Path(__file__).parents[1] / "models"
+CONFIG = {
+    "NPUW_LLM_MAX_PROMPT_LEN": 24,
+    "NPUW_LLM_MIN_RESPONSE_LEN": 20,
+    "NPUW_LLM_MAX_GENERATION_TOKEN_LEN": 3,
+    "NPUW_LLM_PREFILL_CHUNK_SIZE": 7,
+    "NPUSIM_SANITIZE": "YES",
+}
+
+
+def _run(name: str, **config: str | int) -> tuple[npusim.LLMInferRequest, list[np.ndarray]]:
+    """A prompt of 10, then blocks of 3 of which the last token is always rejected."""
+    request = npusim.compile_model(MODELS / name, {**CONFIG, **config}).create_infer_request()
+    tokens = np.random.default_rng(5).integers(0, 256, 40)
+    logits = [request.infer({"input_ids": tokens[None, :10]})["logits"]]
+    for start in range(10, 22, 2):
+        block = {
+            "input_ids": tokens[None, start : start + 3],
+            "position_ids": [[start, start + 1, start + 2]],
+        }
+        logits.append(request.infer(block)["logits"])
+    return request, logits
+
+
+@pytest.mark.parametrize("name", ["gemma3_alternating.onnx", "gptoss_attention.onnx"])
+@pytest.mark.parametrize("precision", ["F32", "F16"])
+@pytest.mark.parametrize(
+    ("layout", "commit"), [("LINEAR", "EAGER"), ("RING", "EAGER"), ("ROLLING", "DEFERRED")]
+)
+def test_a_right_graph_passes_with_the_same_bits(name: str, layout: str, commit: str, precision: str) -> None:
+    chosen = {"NPUSIM_KV_PRECISION": precision, "NPUSIM_KV_LAYOUT": layout, "NPUSIM_COMMIT": commit}
+    checked, logits = _run(name, **chosen)
+    plain, expected = _run(name, **chosen, NPUSIM_SANITIZE="NO")
+    for got, want in zip(logits, expected, strict=True):
+        np.testing.assert_allclose(got, want, rtol=0, atol=2e-6)
+    for one, other in zip(checked.kv.groups, plain.kv.groups, strict=True):
+        np.testing.assert_allclose(one.past, other.past, rtol=0, atol=2e-3 if precision == "F16" else 2e-6)
+
+
+def _see_one_slot_too_many(step: transforms.frames.Step, capacity: int) -> transforms.frames.PastKeys:
+    right = _LINEAR(step, capacity)
+    filled = ops.less(right.position, ops.add(step.stored, i32(1))).output(0)
+    return transforms.frames.PastKeys(position=right.position, filled=filled)
+
+
+_LINEAR = transforms.frames._linear_past
+
+
+def test_a_slot_never_filled_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transforms.frames, "_linear_past", _see_one_slot_too_many)
+    monkeypatch.setattr(transforms.decompose_gqa, "visible", _visible_whatever_the_order)
+    with pytest.raises(npusim.KVLeakError, match=r"layer 0: slot 0 .* it was never filled") as caught:
+        _run("llama.onnx")
+    assert (caught.value.layer, caught.value.slot, caught.value.position) == (0, 0, None)
+
+
+_VISIBLE = transforms.decompose_gqa.visible
+
+
+def _visible_whatever_the_order(frame, *, local_window_size, causal):  # noqa: ARG001
+    return _VISIBLE(frame, local_window_size=local_window_size, causal=False)
+
+
+def test_a_window_too_wide_is_named_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_too_wide(frame, *, local_window_size, causal):
+        wider = local_window_size + 1 if local_window_size > 0 else -1
+        return _VISIBLE(frame, local_window_size=wider, causal=causal)
+
+    monkeypatch.setattr(transforms.decompose_gqa, "visible", one_too_wide)
+    request = npusim.compile_model(MODELS / "gptoss_attention.onnx", CONFIG).create_infer_request()
+    tokens = np.random.default_rng(6).integers(0, 256, 14)
+    request.infer({"input_ids": tokens[None, :7]})
+    request.infer({"input_ids": tokens[None, 7:8]})
+    before = [group.past.copy() for group in request.kv.groups]
+    with pytest.raises(npusim.KVLeakError, match=r"slot 0 .* position 0, outside local_window_size 8"):
+        request.infer({"input_ids": tokens[None, 8:10]})
+    assert request.num_stored_tokens == 8
+    for group, bytes_before in zip(request.kv.groups, before, strict=True):
+        np.testing.assert_array_equal(group.past, bytes_before)
+
+
+def test_a_trimmed_row_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transforms.frames, "_linear_past", _see_one_slot_too_many)
+    monkeypatch.setattr(transforms.decompose_gqa, "visible", _visible_whatever_the_order)
+    wrong = npusim.compile_model(MODELS / "llama.onnx", {**CONFIG, "NPUW_LLM_PREFILL_HINT": "STATIC"})
+    request = wrong.create_infer_request()
+    tokens = np.random.default_rng(7).integers(0, 256, 12)
+    request.infer({"input_ids": tokens[None, :9]})
+    assert request.trim(6) == 3
+    with pytest.raises(npusim.KVLeakError, match=r"slot 6 .* position 6, which was trimmed"):
+        request.infer({"input_ids": tokens[None, 9:10]})
