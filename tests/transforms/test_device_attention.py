@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from openvino.utils.node_factory import NodeFactory
 
 from transforms import ExecutionForm
+from transforms.form_choice import AttentionForm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +19,7 @@ class Plain:
     """An SDPA over 4 heads, S = 3, K = 5, D = 16 with a mask, a scale and sinks; details can be changed."""
 
     batch: int = 1
+    key_batch: int = 1
     causal: bool = False
     key_shape: tuple[int, ...] = (4, 5, 16)
     mask_shape: tuple[int, ...] = (1, 1, 3, 5)
@@ -27,7 +29,7 @@ class Plain:
 
     def model(self) -> ov.Model:
         query = ops.parameter([self.batch, 4, 3, 16], np.float32)
-        key, value = (ops.parameter([self.batch, *self.key_shape], np.float32) for _ in range(2))
+        key, value = (ops.parameter([self.key_batch, *self.key_shape], np.float32) for _ in range(2))
         mask = ops.parameter(list(self.mask_shape), self.mask_type)
         scale = ops.constant(np.full(self.scale_shape, 0.3, np.float32))
         sink = ops.constant(np.full(self.sink_shape, 0.7, np.float32))
@@ -51,6 +53,7 @@ def test_an_attention_without_groups_or_past_is_rewritten_too() -> None:
     "plain",
     [
         Plain(batch=2),
+        Plain(batch=2, key_batch=2),
         Plain(causal=True),
         Plain(mask_type=bool),
         Plain(mask_shape=(3, 5)),
@@ -86,8 +89,7 @@ def test_ranges_that_keys_and_values_do_not_share_stay_joined() -> None:
 def test_pieces_of_the_channels_are_no_ranges() -> None:
     """Rotary leaves keys as a Concat too, along axis 3."""
     first, second = (ops.parameter([1, 4, 5, 8], np.float32) for _ in range(2))
-    joined = ops.concat([first, second], 3)
-    check_same_numbers(joined, ops.concat([second, first], -1), [first, second])
+    check_same_numbers(ops.concat([first, second], 3), ops.concat([second, first], 3), [first, second])
 
 
 def check_same_numbers(key: ov.Node, value: ov.Node, parameters: list[ov.Node]) -> None:
@@ -97,8 +99,10 @@ def check_same_numbers(key: ov.Node, value: ov.Node, parameters: list[ov.Node]) 
     model = ov.Model([attention], [query, *parameters, mask], "pieces")
     feeds = random_feeds(model)
     before = run(model, feeds)[0]
-    assert ExecutionForm().run_on_model(model)
-    np.testing.assert_allclose(run(model, feeds)[0], before, rtol=0, atol=1e-5)
+    for form in (AttentionForm.SPLIT, AttentionForm.JOINED):
+        rewritten = model.clone()
+        assert ExecutionForm(lambda _sizes, form=form: form).run_on_model(rewritten)
+        np.testing.assert_allclose(run(rewritten, feeds)[0], before, rtol=0, atol=1e-5)
 
 
 def random_feeds(model: ov.Model) -> dict[str, NDArray[np.generic]]:
