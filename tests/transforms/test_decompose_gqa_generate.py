@@ -87,11 +87,12 @@ def test_a_window_sized_cache_flag_on_a_full_buffer_is_only_a_window() -> None:
     sweep(lowered, [(2, 2), (0, 3), (5, 3), (7, 1)])
 
 
-@pytest.mark.parametrize("rows", [3, 4])
-def test_a_symbolic_head_size_of_the_cache_is_the_query_s(rows: int) -> None:
-    gqa = GQA(sequence_length=rows, capacity=5, symbolic_head_size=True, rotary=RotaryTable(), scale=0.3)
-    lowered = LoweredLayers([gqa, gqa], Branch.GENERATE, num_tokens=TokenCount(), reshaped=True)
-    sweep(lowered, [(4, 2), (0, rows)])
+@pytest.mark.parametrize("reshaped", [False, True])
+def test_a_symbolic_head_size_of_the_cache_is_the_query_s(reshaped: bool) -> None:
+    gqa = GQA(sequence_length=3, capacity=5, symbolic_head_size=True, rotary=RotaryTable(), scale=0.3)
+    layers = [gqa, replace(gqa, capacity=7)]
+    lowered = LoweredLayers(layers, Branch.GENERATE, num_tokens=TokenCount(), reshaped=reshaped)
+    sweep(lowered, [(4, 2), (0, 3)])
 
 
 @pytest.mark.parametrize("precision", ["f32", "f16"])
