@@ -11,16 +11,42 @@ from npusim.errors import (
     TrimError,
 )
 from npusim.request import LLMInferRequest
+from npusim.speculative import (
+    Drafter,
+    DraftModel,
+    FinishReason,
+    Generation,
+    Greedy,
+    OpenVINOTarget,
+    PromptLookup,
+    Sampler,
+    Scripted,
+    Step,
+    Target,
+    generate,
+)
 
 __all__ = [
     "CapacityError",
     "CompiledLLM",
     "ConfigError",
+    "DraftModel",
+    "Drafter",
+    "FinishReason",
+    "Generation",
+    "Greedy",
     "InputError",
     "KVLeakError",
     "LLMInferRequest",
     "ModelError",
     "NpuSimError",
+    "OpenVINOTarget",
+    "PromptLookup",
+    "Sampler",
+    "Scripted",
+    "Step",
+    "Target",
     "TrimError",
     "compile_model",
+    "generate",
 ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, assert_never
 
 import numpy as np
@@ -10,11 +11,14 @@ import openvino as ov
 
 from npusim.cache_plan import allocate_groups, group_caches
 from npusim.config import PrefillHint
-from npusim.errors import CapacityError, InputError
+from npusim.errors import CapacityError, InputError, NpuSimError
 from npusim.kv_manager import KVManager
 from npusim.sanitizer import KVSanitizer
+from npusim.stage import Stage
 from npusim.static_graph import LogitsArray, StaticGraph, TokenArray
-from npusim.step_inputs import INPUT_NAMES, Stage, StepInputs, TensorLike, read_step
+from npusim.step_inputs import INPUT_NAMES, StepInputs, TensorLike, read_step
+from npusim.step_recorder import CallTimes, record_call
+from npusim.trace import StepRecord
 
 if TYPE_CHECKING:
     from npusim.compiled_llm import CompiledLLM
@@ -25,6 +29,8 @@ class LLMInferRequest:
 
     A call of more than one token at position 0 is a prefill and starts a conversation; any other is a
     generate step of 1..max_generation_tokens tokens. A first position below num_stored_tokens trims to it.
+
+    step_listener, where set, is handed a StepRecord after each call, refused ones included.
     """
 
     def __init__(self, compiled: CompiledLLM) -> None:
@@ -43,6 +49,8 @@ class LLMInferRequest:
         self._tensors: dict[str, TensorLike] = {}
         self._logits: LogitsArray | None = None
         self._graph_seconds = 0.0
+        self._stored_after_call = 0
+        self.step_listener: Callable[[StepRecord], None] | None = None
 
     @property
     def num_stored_tokens(self) -> int:
@@ -121,15 +129,9 @@ class LLMInferRequest:
             num_stored_tokens=self.kv.num_stored_tokens,
             num_embeddings=self._spec.num_embeddings,
         )
-        self._check_fits(step)
         self._graph_seconds = 0.0
-        match step.stage:
-            case Stage.PREFILL:
-                self._logits = self._run_prefill(step.tokens)
-            case Stage.GENERATE:
-                self._logits = self._run_block(self._generate, step.tokens, step.start)
-            case _:
-                assert_never(step.stage)
+        self._logits = self._run(step) if self.step_listener is None else self._run_recorded(step)
+        self._stored_after_call = self.kv.num_stored_tokens
         return {"logits": self._logits if share_outputs else self._logits.copy()}
 
     def can_trim(self, num_tokens: int) -> bool:
@@ -148,6 +150,40 @@ class LLMInferRequest:
         self.kv.reset()
         self._tensors.clear()
         self._logits = None
+        self._stored_after_call = 0
+
+    def _run(self, step: StepInputs) -> LogitsArray:
+        self._check_fits(step)
+        match step.stage:
+            case Stage.PREFILL:
+                return self._run_prefill(step.tokens)
+            case Stage.GENERATE:
+                return self._run_block(self._generate, step.tokens, step.start)
+            case _:
+                assert_never(step.stage)
+
+    def _run_recorded(self, step: StepInputs) -> LogitsArray:
+        """Run a step and hand its record to the listener, whether it was refused or not."""
+        began = time.perf_counter()
+        outcome: LogitsArray | NpuSimError
+        try:
+            outcome = self._run(step)
+        except NpuSimError as error:
+            outcome = error
+        whole = time.perf_counter() - began
+        if self.step_listener is not None:
+            self.step_listener(
+                record_call(
+                    step,
+                    self.kv.groups,
+                    stored_before=self._stored_after_call,
+                    times=CallTimes(host=whole - self._graph_seconds, graph=self._graph_seconds),
+                    outcome=outcome,
+                )
+            )
+        if isinstance(outcome, NpuSimError):
+            raise outcome
+        return outcome
 
     def _check_fits(self, step: StepInputs) -> None:
         length = len(step.tokens)

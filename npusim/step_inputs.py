@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import TypeAlias
 
 import numpy as np
@@ -10,18 +9,12 @@ import numpy.typing as npt
 import openvino as ov
 
 from npusim.errors import InputError
+from npusim.stage import Stage
 from npusim.static_graph import TokenArray
 
 INPUT_NAMES = ("input_ids", "attention_mask", "position_ids")
 
 TensorLike: TypeAlias = npt.NDArray[np.generic] | ov.Tensor | list[list[int]]
-
-
-class Stage(Enum):
-    """Which graph a call runs."""
-
-    PREFILL = "prefill"
-    GENERATE = "generate"
 
 
 @dataclass(frozen=True, eq=False)

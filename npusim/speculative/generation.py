@@ -1,0 +1,201 @@
+"""The decode loop, one for plain and speculative decoding: plain is a draft of no tokens.
+
+Each target step verifies [last token] + draft in one block, at explicit positions. The block begins where the
+last emitted token belongs, so the target itself drops the rows of a rejected draft.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+from npusim.errors import CapacityError, ConfigError, InputError
+from npusim.speculative.drafters import Drafter
+from npusim.speculative.sampling import Greedy, SamplingRule
+from npusim.speculative.target import Target, checked_tokens, feed
+
+_GREEDY = Greedy()
+
+
+class FinishReason(Enum):
+    """Why a generation ended."""
+
+    EOS = "eos"
+    LENGTH = "length"  # max_new_tokens were emitted
+    CAPACITY = "capacity"  # the last token emitted has no room in the cache
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One call of the target.
+
+    position: of the first token fed. proposed, accepted: draft tokens in the block, and those of them that
+    were emitted. tokens: what was emitted, the target's own last token included unless the end came before.
+    """
+
+    position: int
+    proposed: int
+    accepted: int
+    tokens: tuple[int, ...]
+
+    @property
+    def emitted(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """What `generate` emitted, and how.
+
+    tokens: new ones only; the first comes from the prefill. steps: the target steps after the prefill.
+    """
+
+    tokens: list[int]
+    steps: tuple[Step, ...]
+    finish_reason: FinishReason
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted share of all draft tokens; 0 if there were none."""
+        proposed = sum(step.proposed for step in self.steps)
+        return sum(step.accepted for step in self.steps) / proposed if proposed else 0.0
+
+    @property
+    def tokens_per_target_step(self) -> float:
+        """Tokens emitted per target step, prefill and its token apart; 0 if the prefill was all."""
+        return sum(step.emitted for step in self.steps) / len(self.steps) if self.steps else 0.0
+
+
+def generate(
+    target: Target,
+    prompt_ids: Sequence[int] | npt.NDArray[np.integer],
+    *,
+    max_new_tokens: int,
+    drafter: Drafter | None = None,
+    num_draft_tokens: int = 4,
+    eos_token_id: int | None = None,
+    sampler: SamplingRule = _GREEDY,
+    on_step: Callable[[Step], None] | None = None,
+) -> Generation:
+    """Continue a prompt, from position 0 of a new conversation, with or without a drafter.
+
+    Whatever the drafter proposes, the tokens are those of plain decoding (with sampling: their distribution
+    is). Blocks are shortened to the target's block size, to what is left of its capacity and of
+    max_new_tokens; the last token emitted need not be stored. Afterwards the target holds the prompt and all
+    new tokens but the last, as after plain decoding.
+
+    max_new_tokens: 0 does nothing at all. num_draft_tokens: most drafts per step, at least 1 with a drafter.
+    eos_token_id: ends the generation and is its last token. on_step: called after every call of the target,
+    the prefill first.
+
+    Raises InputError, CapacityError or ConfigError before the target is touched for arguments that cannot
+    hold, InputError for a drafter that proposes more than asked or no token ids; what the target and the
+    drafter raise passes through.
+    """
+    prompt = checked_tokens(prompt_ids, target.vocab_size, "prompt_ids")
+    _check_prompt(target, prompt)
+    _check_numbers(target, max_new_tokens=max_new_tokens, eos_token_id=eos_token_id)
+    _check_drafting(target, drafter, num_draft_tokens)
+    if max_new_tokens == 0:
+        return Generation(tokens=[], steps=(), finish_reason=FinishReason.LENGTH)
+
+    verifier = sampler.verifier()
+    sequence = _Sequence(prompt, limit=max_new_tokens, eos_token_id=eos_token_id, capacity=target.capacity)
+    first = sequence.emit(0, verifier.verify(feed(target, prompt, 0)[-1:], []), proposed=0)
+    if on_step:
+        on_step(first)
+    steps: list[Step] = []
+    while (reason := sequence.finish_reason) is None:
+        wanted = min(num_draft_tokens, target.max_generation_tokens - 1, sequence.room_for_drafts)
+        draft = _proposal(drafter, sequence.tokens, wanted, target.vocab_size)
+        position = len(sequence.tokens) - 1
+        rows = feed(target, [sequence.tokens[-1], *draft], position)
+        step = sequence.emit(position, verifier.verify(rows, draft), proposed=len(draft))
+        steps.append(step)
+        if on_step:
+            on_step(step)
+    if target.num_stored_tokens >= len(sequence.tokens):
+        target.trim(len(sequence.tokens) - 1)
+    return Generation(tokens=sequence.tokens[len(prompt) :], steps=tuple(steps), finish_reason=reason)
+
+
+class _Sequence:
+    """Prompt and emitted tokens, and when they must end."""
+
+    def __init__(self, prompt: list[int], *, limit: int, eos_token_id: int | None, capacity: int) -> None:
+        self.tokens = list(prompt)
+        self._end = len(prompt) + limit
+        self._eos_token_id = eos_token_id
+        self._capacity = capacity
+
+    @property
+    def room_for_drafts(self) -> int:
+        """Drafts that fit: a step stores all tokens and the draft, and emits one more than the draft."""
+        return min(self._capacity - len(self.tokens), self._end - len(self.tokens) - 1)
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        if self.tokens[-1] == self._eos_token_id:
+            return FinishReason.EOS
+        if len(self.tokens) == self._end:
+            return FinishReason.LENGTH
+        return FinishReason.CAPACITY if len(self.tokens) > self._capacity else None
+
+    def emit(self, position: int, verified: list[int], *, proposed: int) -> Step:
+        """Append what the target verified, up to the end token. All but the last verified are drafts."""
+        accepted = len(verified) - 1
+        if self._eos_token_id in verified:
+            verified = verified[: verified.index(self._eos_token_id) + 1]
+        self.tokens += verified
+        return Step(
+            position=position,
+            proposed=proposed,
+            accepted=min(accepted, len(verified)),
+            tokens=tuple(verified),
+        )
+
+
+def _proposal(drafter: Drafter | None, tokens: list[int], wanted: int, vocab_size: int) -> list[int]:
+    if drafter is None or wanted < 1:
+        return []
+    draft = checked_tokens(drafter.propose(tokens, wanted), vocab_size, "the draft")
+    if len(draft) > wanted:
+        raise InputError(f"the drafter proposed {len(draft)} tokens and was asked for {wanted} at most")
+    return draft
+
+
+def _check_prompt(target: Target, prompt: list[int]) -> None:
+    if not prompt:
+        raise InputError("prompt_ids is empty; a generation needs at least 1 token to continue")
+    if len(prompt) > target.max_prompt_len:
+        raise CapacityError(
+            f"the prompt has {len(prompt)} tokens, the target takes {target.max_prompt_len}; shorten the "
+            "prompt or compile the target with a larger NPUW_LLM_MAX_PROMPT_LEN"
+        )
+
+
+def _check_numbers(target: Target, *, max_new_tokens: int, eos_token_id: int | None) -> None:
+    if max_new_tokens < 0:
+        raise InputError(f"max_new_tokens is {max_new_tokens}; it must be 0 or more")
+    if eos_token_id is not None and not 0 <= eos_token_id < target.vocab_size:
+        raise InputError(
+            f"eos_token_id is {eos_token_id}, outside the vocabulary of the target: 0 to "
+            f"{target.vocab_size - 1}; leave it out to generate up to max_new_tokens"
+        )
+
+
+def _check_drafting(target: Target, drafter: Drafter | None, num_draft_tokens: int) -> None:
+    least = 0 if drafter is None else 1
+    if num_draft_tokens < least:
+        raise InputError(
+            f"num_draft_tokens is {num_draft_tokens}; it must be {least} or more"
+            + (" with a drafter; leave the drafter out to decode plainly" if drafter else "")
+        )
+    if drafter is not None and target.max_generation_tokens < 2:
+        raise ConfigError(
+            "a draft is verified in blocks of at least 2 tokens, and the target takes generate steps of "
+            f"{target.max_generation_tokens}; compile it with NPUW_LLM_MAX_GENERATION_TOKEN_LEN of 2 or more "
+            "or leave the drafter out"
+        )

@@ -1,0 +1,59 @@
+"""Write down what one call of a request did to the cache, for traces."""
+
+from dataclasses import dataclass
+
+from npusim.kv_manager import CacheGroup
+from npusim.static_graph import LogitsArray
+from npusim.step_inputs import StepInputs
+from npusim.trace import StepRecord, WindowRecord, logits_sha256, visible_span
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallTimes:
+    """Seconds of one call."""
+
+    host: float
+    graph: float
+
+
+def record_call(
+    step: StepInputs,
+    groups: tuple[CacheGroup, ...],
+    *,
+    stored_before: int,
+    times: CallTimes,
+    outcome: LogitsArray | Exception,
+) -> StepRecord:
+    """The record of a call that returned logits or was refused.
+
+    stored_before: tokens that the call before left stored.
+    """
+    refused = isinstance(outcome, Exception)
+    positions = range(step.start, step.start + len(step.tokens))
+    return StepRecord(
+        stage=step.stage,
+        tokens=tuple(step.tokens.tolist()),
+        positions=tuple(positions),
+        error=type(outcome).__name__ if isinstance(outcome, Exception) else "",
+        trimmed=0 if refused or step.start == 0 else stored_before - step.start,
+        windows=() if refused else _windows(groups, positions),
+        host_seconds=times.host,
+        graph_seconds=times.graph,
+        logits_sha256="" if isinstance(outcome, Exception) else logits_sha256(outcome),
+    )
+
+
+def _windows(groups: tuple[CacheGroup, ...], positions: range) -> tuple[WindowRecord, ...]:
+    """One entry per distinct window, the full layers' (-1) first."""
+    layouts = {group.layout.local_window_size: group.layout for group in groups}
+    return tuple(
+        WindowRecord(
+            local_window_size=window,
+            slots_written=tuple(
+                (write.slot, write.slot + write.length)
+                for write in layouts[window].plan_append(positions.start, len(positions)).writes
+            ),
+            visible=visible_span(positions, window),
+        )
+        for window in sorted(layouts)
+    )

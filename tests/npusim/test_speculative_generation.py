@@ -1,0 +1,335 @@
+"""The decode loop on an exact toy target: lossless, within every limit, and honest about what it did."""
+
+from collections.abc import Sequence
+from itertools import cycle, product
+
+import numpy as np
+import pytest
+from toy_target import Call, ToyTarget, hashed, plain_greedy
+
+from npusim.errors import CapacityError, ConfigError, InputError, ModelError
+from npusim.speculative import FinishReason, Greedy, PromptLookup, Scripted, Step, generate
+from npusim.trace import Stage
+
+VOCAB = 11
+PROMPT = [3, 9, 1, 4, 7]
+HASHED = hashed(vocab_size=VOCAB)
+TRUTH = plain_greedy(HASHED, PROMPT, 60)
+
+
+def truth_after(tokens: Sequence[int], num_tokens: int) -> list[int]:
+    done = len(tokens) - len(PROMPT)
+    return TRUTH[done : done + num_tokens]
+
+
+def wrong(token: int) -> int:
+    return (token + 1) % VOCAB
+
+
+class PatternDrafter:
+    """One letter per step: R all right, W all wrong, X wrong at one place, which moves from step to step."""
+
+    def __init__(self, pattern: Sequence[str]) -> None:
+        self.pattern = pattern
+        self.accepted: list[int] = []  # what the target must accept of each draft
+
+    def propose(self, tokens: Sequence[int], num_tokens: int) -> list[int]:
+        step = len(self.accepted)
+        draft = truth_after(tokens, num_tokens)
+        letter = self.pattern[step % len(self.pattern)]
+        bad = {
+            "R": set[int](),
+            "W": set(range(num_tokens)),
+            "X": {(step + len(tokens)) % num_tokens},
+        }[letter]
+        self.accepted.append(min(bad, default=num_tokens))
+        return [wrong(token) if place in bad else token for place, token in enumerate(draft)]
+
+
+@pytest.mark.parametrize("num_draft_tokens", range(1, 8))
+def test_every_acceptance_pattern_gives_the_tokens_of_plain_greedy(num_draft_tokens: int) -> None:
+    for pattern in product("RWX", repeat=6):
+        drafter = PatternDrafter(pattern)
+        target = ToyTarget(capacity=70)
+        result = generate(
+            target, PROMPT, max_new_tokens=29, drafter=drafter, num_draft_tokens=num_draft_tokens
+        )
+        assert result.tokens == TRUTH[:29], pattern
+        drafted = [step.accepted for step in result.steps if step.proposed]
+        assert drafted == drafter.accepted, pattern
+        assert target.stored == PROMPT + TRUTH[:28], pattern
+
+
+def test_plain_greedy_is_the_same_loop_without_a_drafter() -> None:
+    target = ToyTarget()
+    result = generate(target, PROMPT, max_new_tokens=4)
+    assert result.tokens == TRUTH[:4]
+    assert result.finish_reason is FinishReason.LENGTH
+    assert target.calls == [
+        Call(Stage.PREFILL, 0, tuple(PROMPT), 0),
+        Call(Stage.GENERATE, 5, (TRUTH[0],), 0),
+        Call(Stage.GENERATE, 6, (TRUTH[1],), 0),
+        Call(Stage.GENERATE, 7, (TRUTH[2],), 0),
+    ]
+    assert result.tokens_per_target_step == 1.0
+    assert result.acceptance_rate == 0.0
+
+
+def test_blocks_start_at_the_last_token_so_that_the_target_trims_what_was_rejected() -> None:
+    target = ToyTarget()
+
+    def wrong_at_1(tokens: Sequence[int], num_tokens: int) -> list[int]:
+        return [
+            wrong(token) if place == 1 else token
+            for place, token in enumerate(truth_after(tokens, num_tokens))
+        ]
+
+    drafter = Scripted(wrong_at_1)
+    result = generate(target, PROMPT, max_new_tokens=7, drafter=drafter, num_draft_tokens=3)
+    assert result.tokens == TRUTH[:7]
+    assert [(call.position, call.trimmed) for call in target.calls] == [(0, 0), (5, 0), (7, 2), (9, 2)]
+    assert [(s.proposed, s.accepted, s.emitted) for s in result.steps] == [(3, 1, 2), (3, 1, 2), (1, 1, 2)]
+    assert result.acceptance_rate == 3 / 7
+    assert result.tokens_per_target_step == 2.0
+
+
+def test_a_prompt_of_one_token_is_a_generate_step_at_position_0() -> None:
+    target = ToyTarget()
+    generate(target, PROMPT, max_new_tokens=3)
+    result = generate(target, [6], max_new_tokens=3)
+    assert target.calls[-3] == Call(Stage.GENERATE, 0, (6,), 0)
+    assert result.tokens == plain_greedy(HASHED, [6], 3)
+
+
+def test_a_prompt_of_one_token_begins_as_fresh_as_a_prefill() -> None:
+    target = ToyTarget(rewind_rows=4)  # rows enough for one block, counted from the highest ever written
+    generate(target, PROMPT, max_new_tokens=30)
+    drafter = Scripted(lambda tokens, n: [wrong(token) for token in plain_greedy(HASHED, tokens, n)])
+    result = generate(target, [6], max_new_tokens=9, drafter=drafter, num_draft_tokens=4)
+    assert result.tokens == plain_greedy(HASHED, [6], 9)
+
+
+def test_a_numpy_prompt_is_a_prompt() -> None:
+    assert generate(ToyTarget(), np.array(PROMPT, dtype=np.int32), max_new_tokens=6).tokens == TRUTH[:6]
+
+
+@pytest.mark.parametrize("at", range(12))
+@pytest.mark.parametrize("num_draft_tokens", [1, 3, 5])
+def test_the_end_token_inside_an_accepted_draft_ends_the_generation(at: int, num_draft_tokens: int) -> None:
+    eos = TRUTH[at]
+    until = TRUTH.index(eos) + 1
+    target = ToyTarget()
+    result = generate(
+        target,
+        PROMPT,
+        max_new_tokens=30,
+        drafter=Scripted(truth_after),
+        num_draft_tokens=num_draft_tokens,
+        eos_token_id=eos,
+    )
+    assert result.tokens == TRUTH[:until]
+    assert result.finish_reason is FinishReason.EOS
+    assert target.stored == PROMPT + TRUTH[: until - 1]
+    assert 1 + sum(step.emitted for step in result.steps) == until
+    assert all(step.accepted <= step.emitted <= step.accepted + 1 for step in result.steps)
+
+
+def test_an_end_token_that_the_target_rejects_does_not_end_anything() -> None:
+    eos = next(token for token in range(VOCAB) if token not in TRUTH[:8])
+    drafter = Scripted(lambda tokens, n: [*truth_after(tokens, 1), eos, 0, 0][:n])
+    result = generate(ToyTarget(), PROMPT, max_new_tokens=8, drafter=drafter, eos_token_id=eos)
+    assert result.tokens == TRUTH[:8]
+    assert result.finish_reason is FinishReason.LENGTH
+
+
+def test_the_end_token_wins_over_the_length_that_it_also_reaches() -> None:
+    end = TRUTH[1]
+    assert end != TRUTH[0]
+    result = generate(ToyTarget(), PROMPT, max_new_tokens=2, eos_token_id=end)
+    assert result.finish_reason is FinishReason.EOS
+
+
+@pytest.mark.parametrize("num_draft_tokens", range(8))
+def test_a_prompt_of_8_and_a_capacity_of_11_give_exactly_4_tokens(num_draft_tokens: int) -> None:
+    prompt = [2, 5, 2, 8, 1, 1, 0, 4]
+    expected = plain_greedy(HASHED, prompt, 4)
+    target = ToyTarget(capacity=11, max_prompt_len=8)
+    drafter = (
+        Scripted(lambda tokens, n: (expected + [0] * 9)[len(tokens) - 8 :][:n]) if num_draft_tokens else None
+    )
+    result = generate(target, prompt, max_new_tokens=50, drafter=drafter, num_draft_tokens=num_draft_tokens)
+    assert result.tokens == expected
+    assert result.finish_reason is FinishReason.CAPACITY
+    assert target.num_stored_tokens == 11
+    again = generate(target, prompt[:3], max_new_tokens=2)
+    assert again.tokens == plain_greedy(HASHED, prompt[:3], 2)
+
+
+@pytest.mark.parametrize("capacity", range(5, 15))
+@pytest.mark.parametrize("max_new_tokens", [1, 2, 5, 9, 40])
+@pytest.mark.parametrize("max_generation_tokens", [2, 3, 8])
+def test_blocks_fit_capacity_block_size_and_the_tokens_wanted(
+    capacity: int, max_new_tokens: int, max_generation_tokens: int
+) -> None:
+    expected = min(max_new_tokens, capacity - len(PROMPT) + 1)
+    target = ToyTarget(capacity=capacity, max_generation_tokens=max_generation_tokens)
+    result = generate(
+        target,
+        PROMPT,
+        max_new_tokens=max_new_tokens,
+        drafter=Scripted(truth_after),
+        num_draft_tokens=6,
+    )
+    assert result.tokens == TRUTH[:expected]
+    full = FinishReason.LENGTH if expected == max_new_tokens else FinishReason.CAPACITY
+    assert result.finish_reason is full
+    widest = min(max_generation_tokens, 7)
+    assert len(result.steps) == -(-(expected - 1) // widest), "every block is as wide as it may be"
+
+
+@pytest.mark.parametrize("max_num", range(4))
+def test_a_drafter_may_propose_fewer_or_none(max_num: int) -> None:
+    lengths = cycle(range(max_num + 1))
+    drafter = Scripted(lambda tokens, n: truth_after(tokens, min(n, next(lengths))))
+    result = generate(ToyTarget(), PROMPT, max_new_tokens=25, drafter=drafter)
+    assert result.tokens == TRUTH[:25]
+    assert max(step.proposed for step in result.steps) == max_num
+
+
+def test_a_lookup_on_repeating_text_is_accepted_and_lossless() -> None:
+    logits_of = hashed(vocab_size=VOCAB, seed=5, context=1)  # one successor per token: runs into a cycle
+    target = ToyTarget(logits_of=logits_of)
+    result = generate(target, PROMPT, max_new_tokens=40, drafter=PromptLookup(2), num_draft_tokens=5)
+    assert result.tokens == plain_greedy(logits_of, PROMPT, 40)
+    assert result.tokens_per_target_step > 2.5
+
+
+def test_on_step_sees_every_call_of_the_target_prefill_first() -> None:
+    seen: list[Step] = []
+    result = generate(
+        ToyTarget(),
+        PROMPT,
+        max_new_tokens=10,
+        drafter=Scripted(truth_after),
+        num_draft_tokens=3,
+        on_step=seen.append,
+    )
+    assert seen[0] == Step(position=0, proposed=0, accepted=0, tokens=(TRUTH[0],))
+    assert tuple(seen[1:]) == result.steps
+    assert [token for step in seen for token in step.tokens] == TRUTH[:10]
+
+
+def test_no_token_wanted_leaves_the_target_alone() -> None:
+    target = ToyTarget()
+    result = generate(target, PROMPT, max_new_tokens=0)
+    assert (result.tokens, result.steps, target.calls) == ([], (), [])
+    assert (result.acceptance_rate, result.tokens_per_target_step) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "arguments", "error", "message"),
+    [
+        ([], {}, InputError, "prompt_ids is empty"),
+        ([3, 11], {}, InputError, r"prompt_ids\[1\] is 11, outside the vocabulary of the target: 0 to 10"),
+        ([3, -1], {}, InputError, r"prompt_ids\[1\] is -1"),
+        ([0.5], {}, InputError, "flat sequence of integers, got 1 dimension.* of float64"),
+        ([[1, 2]], {}, InputError, "flat sequence of integers, got 2 dimension"),
+        ([1] * 17, {}, CapacityError, "the prompt has 17 tokens, the target takes 16"),
+        (PROMPT, {"max_new_tokens": -1}, InputError, "max_new_tokens is -1"),
+        (PROMPT, {"eos_token_id": 11}, InputError, "eos_token_id is 11, outside the vocabulary"),
+        (PROMPT, {"eos_token_id": -1}, InputError, "eos_token_id is -1, outside the vocabulary"),
+        (PROMPT, {"num_draft_tokens": -1}, InputError, "num_draft_tokens is -1; it must be 0 or more"),
+        (
+            PROMPT,
+            {"num_draft_tokens": 0, "drafter": PromptLookup()},
+            InputError,
+            "num_draft_tokens is 0; it must be 1 or more with a drafter",
+        ),
+    ],
+)
+def test_arguments_that_cannot_hold_are_refused_before_the_target_is_touched(
+    prompt: list[int], arguments: dict[str, int], error: type[Exception], message: str
+) -> None:
+    target = ToyTarget()
+    generate(target, [1, 2], max_new_tokens=2)
+    calls = list(target.calls)
+    with pytest.raises(error, match=message):
+        generate(target, prompt, **{"max_new_tokens": 4, **arguments})
+    assert target.calls == calls
+    assert generate(target, PROMPT, max_new_tokens=4).tokens == TRUTH[:4]
+
+
+def test_a_target_without_room_for_a_draft_refuses_a_drafter() -> None:
+    target = ToyTarget(max_generation_tokens=1)
+    with pytest.raises(ConfigError, match="NPUW_LLM_MAX_GENERATION_TOKEN_LEN of 2 or more"):
+        generate(target, PROMPT, max_new_tokens=4, drafter=PromptLookup())
+    assert target.calls == []
+    assert generate(target, PROMPT, max_new_tokens=4).tokens == TRUTH[:4]
+
+
+@pytest.mark.parametrize(
+    ("draft", "message"),
+    [
+        ([1, 2, 3], "the drafter proposed 3 tokens and was asked for 2 at most"),
+        ([1, 11], r"the draft\[1\] is 11, outside the vocabulary of the target: 0 to 10"),
+        ([-1], r"the draft\[0\] is -1, outside"),
+    ],
+)
+def test_a_draft_that_breaks_the_agreement_is_refused_before_it_is_fed(
+    draft: list[int], message: str
+) -> None:
+    target = ToyTarget()
+    with pytest.raises(InputError, match=message):
+        generate(target, PROMPT, max_new_tokens=9, drafter=Scripted(lambda *_: draft), num_draft_tokens=2)
+    assert target.stored == PROMPT
+
+
+@pytest.mark.parametrize("call", range(4))
+def test_a_target_that_fails_at_any_call_serves_the_next_generation(call: int) -> None:
+    target = ToyTarget(refuse_calls=frozenset({call}))
+    drafter = PatternDrafter("XR")
+    with pytest.raises(RuntimeError, match="toy: this inference fails"):
+        generate(target, PROMPT, max_new_tokens=20, drafter=drafter, num_draft_tokens=2)
+    again = PatternDrafter("RX")
+    assert generate(target, PROMPT, max_new_tokens=20, drafter=again, num_draft_tokens=2).tokens == TRUTH[:20]
+
+
+def test_a_target_that_fell_behind_is_an_error_and_would_have_given_other_tokens() -> None:
+    target = ToyTarget()
+    with pytest.raises(InputError, match="a gap, position 5 with 0 stored"):
+        generate(target, PROMPT, max_new_tokens=9, on_step=lambda _: target.reset_state())
+    silent = HASHED((TRUTH[0],))  # the same block taken where the target then stands
+    right = HASHED((*PROMPT, TRUTH[0]))
+    assert np.abs(silent - right).max() > 0.1
+
+
+def test_logits_of_fewer_rows_than_the_block_are_refused() -> None:
+    class LastRowOnly(ToyTarget):
+        def infer(self, inputs, *, share_outputs=False):  # type: ignore[no-untyped-def]
+            return {"logits": super().infer(inputs, share_outputs=share_outputs)["logits"][:, -1:]}
+
+    assert generate(LastRowOnly(), PROMPT, max_new_tokens=5).tokens == TRUTH[:5]
+    with pytest.raises(ModelError, match="returned 1 rows of logits for a block of 3 tokens at position 5"):
+        generate(LastRowOnly(), PROMPT, max_new_tokens=5, drafter=Scripted(truth_after), num_draft_tokens=2)
+
+
+def test_only_the_newest_rows_of_padded_logits_count() -> None:
+    class PaddedRows(ToyTarget):
+        def infer(self, inputs, *, share_outputs=False):  # type: ignore[no-untyped-def]
+            rows = super().infer(inputs, share_outputs=share_outputs)["logits"]
+            junk = np.full((1, 8 - rows.shape[1] % 8, rows.shape[2]), 1e3, dtype=np.float32)
+            junk[..., 0] = 1e4
+            return {"logits": np.concatenate([junk, rows], axis=1)}
+
+    result = generate(PaddedRows(), PROMPT, max_new_tokens=19, drafter=PatternDrafter("RXW"))
+    assert result.tokens == TRUTH[:19]
+
+
+def test_greedy_takes_the_lowest_id_of_equals_and_refuses_what_is_no_number() -> None:
+    rows = np.array([[0.0, 2.0, 2.0], [1.0, 1.0, 1.0]], dtype=np.float32)
+    assert Greedy().verifier().verify(rows, [1]) == [1, 0]
+    assert Greedy().verifier().verify(rows, [2]) == [1]
+    rows[1, 2] = np.nan
+    assert Greedy().verifier().verify(rows, [2]) == [1], "a row after a rejection is not looked at"
+    with pytest.raises(ModelError, match="row 1 are not numbers: NaN at token 2"):
+        Greedy().verifier().verify(rows, [1])
