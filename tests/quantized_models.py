@@ -123,3 +123,76 @@ class OrtSteps:
         logits: NDArray[np.float32] = results.pop("logits")
         self.past = {name.replace("present.", "past_key_values."): rows for name, rows in results.items()}
         return logits
+
+
+def layered(windows: Sequence[int], *, kv_num_heads: int, head_size: int, form: Quantized) -> onnx.ModelProto:
+    """A language model of nothing but embedding, attention and logits: one GroupQueryAttention per window.
+
+    Its hidden size is 8 and as many query heads as KV heads, so that the caches are what is large.
+    """
+    hidden, vocab, wide = 8, 16, kv_num_heads * head_size
+    kind = TensorProto.INT8 if form.bits == 8 else TensorProto.UINT8
+    channels = head_size if form.bits == 8 else head_size // 2
+    rng = np.random.default_rng(23)
+    nodes: list[onnx.NodeProto] = []
+    weights: list[onnx.TensorProto] = []
+    caches = [
+        helper.make_tensor_value_info(
+            f"past_key_values.{layer}.{part}", kind, [1, kv_num_heads, f"past_{layer}", channels]
+        )
+        for layer in range(len(windows))
+        for part in ("key", "value")
+    ]
+
+    def weight(name: str, *shape: int) -> str:
+        weights.append(numpy_helper.from_array(rng.normal(size=shape).astype(np.float32) * 0.3, name))
+        return name
+
+    def add(op: str, inputs: list[str], output: str, **attributes: int | str) -> str:
+        nodes.append(helper.make_node(op, inputs, [output], **attributes))
+        return output
+
+    weights.append(numpy_helper.from_array(np.array([1], np.int64), "one"))
+    weights.append(numpy_helper.from_array(np.array([1], np.int32), "one32"))
+    weights.append(numpy_helper.from_array(np.array(0.05, np.float32).reshape(1), "cache_scale"))
+    total = add("ReduceSum", ["attention_mask", "one"], "total", keepdims=0)
+    total = add("Cast", [total], "total32", to=TensorProto.INT32)
+    seqlens_k = add("Sub", [total, "one32"], "seqlens_k")
+    length = add("Gather", [add("Shape", ["attention_mask"], "mask_shape"), "one"], "length")
+    length = add("Squeeze", [add("Cast", [length], "length32", to=TensorProto.INT32)], "length_scalar")
+    rows = add("Gather", [weight("embedding", vocab, hidden), "input_ids"], "rows")
+    outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1, "sequence_length", vocab])]
+    for layer, window in enumerate(windows):
+        projected = [
+            add("MatMul", [rows, weight(f"{layer}.{part}", hidden, wide)], f"{layer}.{part}.rows")
+            for part in ("query", "key", "value")
+        ]
+        presents = [f"present.{layer}.key", f"present.{layer}.value"]
+        past = [f"past_key_values.{layer}.key", f"past_key_values.{layer}.value"]
+        attention = f"{layer}.attention"
+        inputs = [*projected, *past, seqlens_k, length, *[""] * 5, "cache_scale", "cache_scale"]
+        nodes.append(
+            helper.make_node(
+                "GroupQueryAttention",
+                inputs,
+                [attention, *presents],
+                domain="com.microsoft",
+                num_heads=kv_num_heads,
+                kv_num_heads=kv_num_heads,
+                local_window_size=window,
+                k_quant_type="PER_TENSOR",
+                v_quant_type="PER_TENSOR",
+                kv_cache_bit_width=form.bits,
+            )
+        )
+        outputs += [helper.make_tensor_value_info(name, kind, None) for name in presents]
+        merged = add("MatMul", [attention, weight(f"{layer}.out", wide, hidden)], f"{layer}.merged")
+        rows = add("Add", [rows, merged], f"{layer}.rows")
+    add("MatMul", [rows, weight("head", hidden, vocab)], "logits")
+    tokens = [
+        helper.make_tensor_value_info(name, TensorProto.INT64, [1, name])
+        for name in ("input_ids", "attention_mask")
+    ]
+    graph = helper.make_graph(nodes, "layered", [*tokens, *caches], outputs, weights)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9)

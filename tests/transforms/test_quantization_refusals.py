@@ -83,6 +83,10 @@ def test_a_form_without_a_kernel_is_refused_by_name_and_the_model_left_alone(mod
 ATTRIBUTES = {"k_quant_type": "PER_TENSOR", "v_quant_type": "PER_TENSOR", "kv_cache_bit_width": 8}
 
 
+def _input(shape: list[int], kind: str) -> ov.Output:
+    return ops.parameter(shape, getattr(ov.Type, kind)).output(0)
+
+
 def _inputs(
     *,
     key_type: str = "i8",

@@ -57,19 +57,25 @@ def test_the_past_is_decoded_apart_from_the_block(layout):
     model = read(build(gqa, scales))
     DecomposeGQA(Branch.GENERATE, key_layout=layout).run_on_model(model)
     past = 3 if layout is KeyLayout.GATHERED else 9
-    joined = [
-        [list(node.get_input_shape(i)) for i in range(2)]
-        for node in model.get_ordered_ops()
-        if node.get_type_name() == "Concat" and node.get_output_element_type(0) == ov.Type.f32
-    ]
-    assert joined == [[[1, 2, past, 16], [1, 2, 3, 16]]] * 2
+    assert _joined_rows(model) == [[[1, 2, past, 16], [1, 2, 3, 16]]] * 2
 
 
-def test_a_float_cache_has_nothing_of_it():
+def test_a_float_cache_is_joined_once_for_attention_and_present():
     model = read(build_float(GQA(sequence_length=3, capacity=9)))
     DecomposeGQA(Branch.GENERATE).run_on_model(model)
     assert not {"Round", "Clamp"} & set(types_of(model))
-    assert types_of(model).count("Concat") == 4  # two caches, key positions, filled flags
+    assert _joined_rows(model) == [[[1, 2, 9, 16], [1, 2, 3, 16]]] * 2
+
+
+def _joined_rows(model: ov.Model) -> list[list[list[int]]]:
+    """Shapes of the float ranges that are joined along the slots."""
+    return [
+        [list(node.get_input_shape(i)) for i in range(node.get_input_size())]
+        for node in model.get_ordered_ops()
+        if node.get_type_name() == "Concat"
+        and node.get_output_element_type(0) == ov.Type.f32
+        and node.get_attributes()["axis"] == 2
+    ]
 
 
 def build_float(gqa: GQA) -> bytes:
