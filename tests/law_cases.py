@@ -32,12 +32,14 @@ class Case:
     prefill_chunk: int
     slack: int = 0
     sanitize: bool = False
+    pyramid_base: int = 0  # 0: one generate graph
 
     def __str__(self) -> str:
         windows = "_".join(str(window) for window in self.windows)
         prefill = f"chunks-of-{self.prefill_chunk}" if self.prefill_chunk else "whole"
         sanitized = "-sanitized" if self.sanitize else ""
-        return f"windows_{windows}-{self.layout}+{self.slack}-{self.commit.value}-{prefill}{sanitized}"
+        pyramid = f"-pyramid-{self.pyramid_base}" if self.pyramid_base else ""
+        return f"windows_{windows}-{self.layout}+{self.slack}-{self.commit.value}-{prefill}{sanitized}{pyramid}"
 
     @property
     def model(self) -> TinyModel:
@@ -72,7 +74,9 @@ def cases() -> list[Case]:
                     )
     mixed = Case(windows=MIXED, layout="ROLLING", commit=CommitPolicy.EAGER, prefill_chunk=5)
     found += [mixed, *(replace(mixed, layout=layout, sanitize=True) for layout in LAYOUTS)]
-    return found
+    found += [replace(mixed, layout=layout, pyramid_base=1) for layout in LAYOUTS]
+    deferred = replace(mixed, commit=CommitPolicy.DEFERRED, sanitize=True)
+    return [*found, *(replace(deferred, layout=layout, pyramid_base=2) for layout in LAYOUTS)]
 
 
 @cache
@@ -93,4 +97,6 @@ def compiled(case: Case) -> CompiledLLM:
         slack=case.slack,
         commit=case.commit.value,
         sanitize="YES" if case.sanitize else "NO",
+        pyramid="YES" if case.pyramid_base else "NO",
+        pyramid_base=case.pyramid_base or 1024,
     )
