@@ -39,7 +39,9 @@ class Case:
         prefill = f"chunks-of-{self.prefill_chunk}" if self.prefill_chunk else "whole"
         sanitized = "-sanitized" if self.sanitize else ""
         pyramid = f"-pyramid-{self.pyramid_base}" if self.pyramid_base else ""
-        return f"windows_{windows}-{self.layout}+{self.slack}-{self.commit.value}-{prefill}{sanitized}{pyramid}"
+        return (
+            f"windows_{windows}-{self.layout}+{self.slack}-{self.commit.value}-{prefill}{sanitized}{pyramid}"
+        )
 
     @property
     def model(self) -> TinyModel:
