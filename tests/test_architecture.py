@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 
 # From the bottom to the top: a part imports parts of lower lines alone. A new part needs a place here.
 LINES = (
-    ("errors", "stage", "tensor_slice", "byte_vocabulary"),
+    ("errors", "stage", "tensor_slice", "byte_vocabulary", "cache_element"),
     ("layout",),
     ("config", "model_spec", "onnx_attention", "reference", "trace"),
     ("kv_manager",),
