@@ -14,8 +14,8 @@ class CacheElement:
     loud: one that is read as a large number, for floats so large that it shows whatever its weight. is_code:
     whether elements are codes of a quantized cache, which are read as numbers no larger than honest ones are.
 
-    Padded rows see no key, so they average the loud values in and carry them through the layers. Nothing that
-    comes of them, squares and scores included, may overflow: an infinity in a masked slot is NaN to real rows.
+    Padded rows see no key, so they average the loud values in and carry them through the layers. Nothing
+    that comes of them, squares and scores included, may overflow: infinity in a masked slot is NaN.
     """
 
     dtype: np.dtype[np.generic]
