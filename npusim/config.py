@@ -34,7 +34,7 @@ class KVPrecision(Enum):
     """Element type of the KV cache."""
 
     MODEL = "MODEL"
-    """That of the model's past_key_values inputs."""
+    """That of the model's past_key_values inputs; the only choice where these are codes with scales."""
     F32 = "F32"
     F16 = "F16"
 
@@ -141,7 +141,7 @@ class LLMConfig:
         for key, value in mapping.items():
             option = _BY_KEY.get(key)
             if option is None:
-                near = difflib.get_close_matches(str(key), list(_BY_KEY), n=1, cutoff=0.0)
+                near = difflib.get_close_matches(str(key).upper(), list(_BY_KEY), n=1, cutoff=0.0)
                 raise ConfigError(f"unknown config key {key!r}; the nearest known one is {near[0]}")
             values[option.field] = option.parse(key, value)
         return cls(**values)  # type: ignore[arg-type]
@@ -184,7 +184,7 @@ def _at_least(least: int, key: str, value: int | None) -> None:
 def _parse_int(key: str, value: ConfigValue) -> int:
     try:
         number = int(value)
-    except (ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError):
         raise ConfigError(f"{key}={value!r}; a whole number is needed") from None
     if isinstance(value, bool) or (isinstance(value, float) and value != number):
         raise ConfigError(f"{key}={value!r}; a whole number is needed")
@@ -208,6 +208,15 @@ def _parse_enum(kind: type[E]) -> Callable[[str, ConfigValue], E]:
             raise ConfigError(f"{key}={value!r}; allowed: {allowed}") from None
 
     return parse
+
+
+def _parse_kv_precision(key: str, value: ConfigValue) -> KVPrecision:
+    if str(value).upper() in ("I8", "U8", "I4", "U4", "F8E4M3"):
+        raise ConfigError(
+            f"{key}={value!r}: codes need scales, and those come with the model; give one that was exported "
+            "with a quantized cache (k_quant_type, k_scale, ...) and leave MODEL"
+        )
+    return _parse_enum(KVPrecision)(key, value)
 
 
 def _spell(value: object) -> str:
@@ -262,9 +271,9 @@ OPTIONS = (
     Option(
         "NPUSIM_KV_PRECISION",
         "kv_precision",
-        _parse_enum(KVPrecision),
+        _parse_kv_precision,
         "MODEL",
-        "element type of the KV cache: MODEL, F32 or F16",
+        "element type of the KV cache: MODEL, F32 or F16 (a quantized cache keeps its own)",
     ),
     Option(
         "NPUSIM_KV_LAYOUT",

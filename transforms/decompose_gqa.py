@@ -9,12 +9,14 @@ from openvino import Output, PartialShape
 from openvino.passes import ModelPass
 from openvino.utils.node_factory import NodeFactory
 
+from transforms.cache_codec import codecs_of
+from transforms.cached_rows import PastView, cached_rows
 from transforms.errors import DecompositionError
 from transforms.frames import Frame, Step, past_keys, right_aligned_frame, split_frame
 from transforms.gqa_node import GQANode, find_gqa, read_gqa
 from transforms.key_layout import Branch, KeyLayout
 from transforms.masks import additive_mask, bias_by_slot, visible
-from transforms.opset import OutputKey, concat, i32, i64, key_of, reshape, scalar_i32, static_dimension
+from transforms.opset import OutputKey, i32, i64, key_of, reshape, scalar_i32, static_dimension
 from transforms.rotary import gather_table, rotary_positions, rotate
 
 BlockTokens = Callable[[ov.Model], Output]
@@ -200,19 +202,18 @@ def _lower(site: _Site, shared: _SharedParts) -> tuple[Output, Output, Output]:
     gqa = site.gqa
     query = shared.rotated(site, gqa.query)
     new_key, new_value = shared.rotated(site, gqa.key), gqa.value
-    present_key = _with_past(site, gqa.past_key, new_key)
-    present_value = _with_past(site, gqa.past_value, new_value)
-    keys, values = present_key, present_value
-    if site.layout is KeyLayout.GATHERED:
-        index = shared.frame(site).gather_index
-        keys, values = (
-            new if index is None else concat([ops.gather(past, index, i32(2)).output(0), new], 2)
-            for past, new in ((gqa.past_key, new_key), (gqa.past_value, new_value))
-        )
+    view = PastView(
+        capacity=site.capacity,
+        gathered=site.layout is KeyLayout.GATHERED,
+        gather_index=shared.frame(site).gather_index,
+    )
+    key_codec, value_codec = codecs_of(gqa)
+    keys = cached_rows(gqa.past_key, new_key, view, key_codec)
+    values = cached_rows(gqa.past_value, new_value, view, value_codec)
     inputs = [
         query,
-        _broadcast_heads(gqa, keys),
-        _broadcast_heads(gqa, values),
+        _broadcast_heads(gqa, keys.read),
+        _broadcast_heads(gqa, values.read),
         shared.mask(site),
         ops.constant(gqa.scale, dtype=gqa.element_type).output(0),
     ]
@@ -220,7 +221,7 @@ def _lower(site: _Site, shared: _SharedParts) -> tuple[Output, Output, Output]:
         inputs.append(_sink(gqa))
     attention = _FACTORY.create("ScaledDotProductAttention", inputs, {"causal": False})
     attention.set_friendly_name(gqa.name)
-    return _merge_heads(site, attention.output(0)), present_key, present_value
+    return _merge_heads(site, attention.output(0)), keys.present, values.present
 
 
 def _merge_heads(site: _Site, attention: Output) -> Output:
@@ -234,10 +235,6 @@ def _merge_heads(site: _Site, attention: Output) -> Output:
     heads = reshape(attention, [site.gqa.num_heads, site.sequence_length, head_size])
     rows = ops.transpose(heads, i32([1, 0, 2])).output(0)
     return reshape(rows, [1, site.sequence_length, site.gqa.num_heads * head_size])
-
-
-def _with_past(site: _Site, past: Output, new: Output) -> Output:
-    return new if site.capacity == 0 else concat([past, new], 2)
 
 
 def _broadcast_heads(gqa: GQANode, rows: Output) -> Output:
@@ -306,24 +303,28 @@ def _check_past(site: _Site) -> None:
     gqa = site.gqa
     for label, past in (("past_key", gqa.past_key), ("past_value", gqa.past_value)):
         shape = past.get_partial_shape()
-        wanted = PartialShape([1, gqa.kv_num_heads, site.capacity, gqa.head_size])
+        wanted = _past_shape(site)
         is_input = past.get_node().get_type_name() == "Parameter"
         if not shape.compatible(wanted) or (shape.is_dynamic and not is_input):
             raise DecompositionError(f"{gqa.name}: {label} has shape {shape}; {wanted} is needed")
-        if past.get_element_type() != gqa.element_type:
+        if gqa.quantization is None and past.get_element_type() != gqa.element_type:
             raise DecompositionError(
                 f"{gqa.name}: {label} is {past.get_element_type()}, query is {gqa.element_type}; "
                 "convert the past to the query's type"
             )
 
 
-def _resolve_head_size(site: _Site) -> None:
-    """Give cache inputs whose head size is symbolic the head size of the query."""
+def _past_shape(site: _Site) -> PartialShape:
     gqa = site.gqa
-    for past in (gqa.past_key, gqa.past_value):
+    return PartialShape([1, gqa.kv_num_heads, site.capacity, gqa.cache_channels])
+
+
+def _resolve_head_size(site: _Site) -> None:
+    """Give cache inputs whose head size is symbolic what follows from the head size of the query."""
+    for past in (site.gqa.past_key, site.gqa.past_value):
         if past.get_partial_shape().is_dynamic:
             parameter = past.get_node()
-            parameter.set_partial_shape(PartialShape([1, gqa.kv_num_heads, site.capacity, gqa.head_size]))
+            parameter.set_partial_shape(_past_shape(site))
             parameter.validate_and_infer_types()
 
 
