@@ -11,8 +11,9 @@ class CacheElement:
     """One element of a KV buffer.
 
     dtype: numpy's; types that it does not know are held as their bytes. zero: an element that is read as 0.
-    loud: one that is read as a large number, for floats so large that it shows whatever its weight, and still
-    finite when many are added up. is_code: whether elements are codes of a quantized cache, which are read as
+    loud: one that is read as a large number, for floats so large that it shows whatever its weight. Padded
+    rows see no key, so they average the loud values in and carry them through the layers: nothing that comes
+    of them, squares and scores included, may overflow, as an infinity in a masked slot is NaN to real rows. is_code: whether elements are codes of a quantized cache, which are read as
     numbers no larger than honest ones may be.
     """
 
@@ -23,7 +24,7 @@ class CacheElement:
 
 
 CACHE_ELEMENTS: dict[ov.Type, CacheElement] = {
-    ov.Type.f32: CacheElement(dtype=np.dtype(np.float32), zero=0.0, loud=1e30),
+    ov.Type.f32: CacheElement(dtype=np.dtype(np.float32), zero=0.0, loud=1e12),
     ov.Type.f16: CacheElement(dtype=np.dtype(np.float16), zero=0.0, loud=6e4),
     ov.Type.i8: CacheElement(dtype=np.dtype(np.int8), zero=0, loud=127, is_code=True),
     # Two 4-bit codes, each stored with 8 added.

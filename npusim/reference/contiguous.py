@@ -102,7 +102,7 @@ class ContiguousReferenceCache:
         if self._step is not None or not 0 <= num_tokens <= self._length:
             return False
         layers = range(self._config.num_layers)
-        return num_tokens in (0, self._length) or all(self._holds(layer, num_tokens) for layer in layers)
+        return num_tokens == 0 or all(self._holds(layer, num_tokens) for layer in layers)
 
     def rewind(self, num_tokens: int) -> int:
         """Goes back to `num_tokens` stored, all layers or none; returns how many tokens were dropped."""

@@ -204,7 +204,7 @@ def test_a_step_broken_off_leaves_the_cache_as_it_was() -> None:
     for layer in (0, 1, 3):
         cache.update_and_fetch(layer, np.ones((1, 2, 3, 5)), np.ones((1, 2, 3, 3)), position)
     assert (cache.length, cache.high_water) == (9, 9)
-    assert not cache.can_rewind(8)
+    assert not cache.can_rewind(0)
     with pytest.raises(InputError, match="a step is under way; finish or abandon it before a rewind"):
         cache.rewind(9)
     cache.abandon_step()
@@ -237,6 +237,9 @@ def test_what_does_not_fit_the_step_is_refused_and_changes_nothing() -> None:
         cache.update_and_fetch(0, key, value, at)
     with pytest.raises(InputError, match=r"layer 1: positions \[4\] differ from those of the step, \[4, 5\]"):
         cache.update_and_fetch(1, key[:, :, :1], value[:, :, :1], at[:1])
+    at += 1  # the step goes by the positions it began with, whatever becomes of the caller's array
+    with pytest.raises(InputError, match=r"positions \[5, 6\] differ from those of the step, \[4, 5\]"):
+        cache.update_and_fetch(1, key, value, at)
     for layer in (1, 2, 3):
-        cache.update_and_fetch(layer, key, value, at)
+        cache.update_and_fetch(layer, key, value, at - 1)
     assert cache.length == 6

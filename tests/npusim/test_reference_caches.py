@@ -125,6 +125,14 @@ def test_kinds_of_specs() -> None:
     assert full.tolist() == [[True] * 4 + [False], [True] * 5]
 
 
+def test_a_spec_does_not_share_the_mask_it_was_given() -> None:
+    mask = np.ones((2, 3), np.bool_)
+    spec = AttendSpec.explicit(mask)
+    mask[0, 0] = False
+    assert spec.mask is not None
+    assert spec.mask.all()
+
+
 def test_a_shared_mask_cannot_be_written_to() -> None:
     mask = feed(ContiguousReferenceCache(cache_config()), 9)[0].mask
     assert mask is not None
@@ -154,7 +162,8 @@ def test_attend_follows_scale_and_sink_by_hand() -> None:
         out_dtype=np.float64,
     )
     np.testing.assert_allclose(sink.sum(), total / (total + np.exp(2.0)), rtol=1e-12)
-    high = attend_spec(query, key, value, AttendSpec(MaskKind.NONE), head_sink=np.array([800.0]))
+    with np.errstate(over="raise"):
+        high = attend_spec(query, key, value, AttendSpec(MaskKind.NONE), head_sink=np.array([800.0]))
     assert np.array_equal(high, np.zeros((1, 1, 1, 2)))
 
 

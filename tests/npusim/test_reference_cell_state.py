@@ -90,7 +90,9 @@ def test_layers_are_served_once_per_step_with_the_declared_positions() -> None:
     at = np.arange(2)
     with pytest.raises(InputError, match="layer 0: no step is under way; call begin_step first"):
         cache.update_and_fetch(0, key, value, at)
-    cache.begin_step(flat_step(entries))
+    step = flat_step(entries)
+    cache.begin_step(step)
+    step.positions[:] += 1  # the caller's array may change; what was declared does not
     with pytest.raises(
         InputError, match=r"layer 1: positions \[1, 2\] differ from those of the step, \[0, 1\]"
     ):
