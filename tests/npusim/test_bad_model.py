@@ -123,11 +123,7 @@ REFUSED: dict[str, tuple[Edit, str]] = {
     "not causal": (with_attribute("causal", 0), "requires causal=1, got causal=0 and local_window_size=5"),
     "quantized keys": (
         with_attribute("k_quant_type", "PER_TENSOR"),
-<<<<<<< HEAD
-        "k_quant_type=PER_TENSOR, v_quant_type=NONE; both must be the same",
-=======
         "attention.1: k_quant_type=PER_TENSOR, v_quant_type=NONE; both must be the same",
->>>>>>> laws
     ),
     "quantized bits": (
         with_attribute("kv_cache_bit_width", 8),
