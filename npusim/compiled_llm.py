@@ -6,11 +6,12 @@ from pathlib import Path
 import openvino as ov
 
 from npusim.cache_plan import LayerCache, plan_caches
-from npusim.config import ConfigValue, LLMConfig, PrefillHint
+from npusim.config import ConfigValue, Execution, LLMConfig, PrefillHint
 from npusim.graphs import lower_block, lower_whole_prefill, with_attention_taps
 from npusim.model_spec import ModelSpec, read_model, read_spec
 from npusim.request import LLMInferRequest
 from npusim.static_graph import COMPILE_PROPERTIES
+from transforms import ExecutionForm
 
 
 class CompiledLLM:
@@ -41,6 +42,9 @@ class CompiledLLM:
 
     def _compile(self, lowered: ov.Model) -> ov.CompiledModel:
         model = with_attention_taps(lowered, self.spec) if self.config.sanitize else lowered
+        if self.config.execution is Execution.FAST:
+            model = model.clone()
+            ExecutionForm().run_on_model(model)
         return ov.Core().compile_model(model, "CPU", COMPILE_PROPERTIES)
 
     def _lower_prefill(self, model: ov.Model) -> ov.Model:

@@ -48,6 +48,15 @@ class KVLayout(Enum):
     GATHERED = "GATHERED"
 
 
+class Execution(Enum):
+    """Which form of the attention the simulator runs; the numbers are the same."""
+
+    FAST = "FAST"
+    """The form that a CPU runs fastest, chosen per layer."""
+    DEVICE = "DEVICE"
+    """One SDPA per layer over repeated KV heads, as an NPU compiler is given it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LLMConfig:
     """A validated configuration; lengths are in tokens.
@@ -65,6 +74,7 @@ class LLMConfig:
     kv_layout: KVLayout = KVLayout.LINEAR
     kv_slack: int = 0
     commit: CommitPolicy = CommitPolicy.EAGER
+    execution: Execution = Execution.FAST
     sanitize: bool = False
 
     def __post_init__(self) -> None:
@@ -276,6 +286,13 @@ OPTIONS = (
         _parse_enum(CommitPolicy),
         "EAGER",
         "EAGER: store a block at once, trim later; DEFERRED: store what the next call accepts",
+    ),
+    Option(
+        "NPUSIM_EXECUTION",
+        "execution",
+        _parse_enum(Execution),
+        "FAST",
+        "form of the attention that runs: FAST on a CPU, or DEVICE as an NPU compiler is given it",
     ),
     Option(
         "NPUSIM_SANITIZE",

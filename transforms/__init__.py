@@ -4,6 +4,7 @@ from transforms.cache_type import ConvertCache
 from transforms.decompose_gqa import BlockTokens, DecomposeGQA, tokens_in_attention_mask
 from transforms.empty_past import RemoveEmptyPast
 from transforms.errors import DecompositionError
+from transforms.execution_form import ExecutionForm
 from transforms.gqa_node import GQANode, find_gqa, node_label, read_gqa
 from transforms.key_layout import Branch, KeyLayout
 from transforms.new_rows import KeepNewRows
@@ -15,6 +16,7 @@ __all__ = [
     "ConvertCache",
     "DecomposeGQA",
     "DecompositionError",
+    "ExecutionForm",
     "GQANode",
     "KeepNewRows",
     "KeyLayout",

@@ -4,6 +4,7 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import npusim
 from npusim import byte_vocabulary, speculative
@@ -18,6 +19,7 @@ from npusim.cli.parsers import (
     sized_config,
     token_ids,
 )
+from npusim.cli.tracing import tracing
 from npusim.errors import InputError
 
 LOOKUP = "lookup"
@@ -43,7 +45,8 @@ examples:
   npusim run model.onnx --prompt "Return a list" -c NPUW_LLM_PREFILL_HINT=STATIC
   npusim run target.onnx --prompt "Return a list" --draft draft.onnx --num-draft 4
   npusim run target.onnx --prompt "Return a list" --draft lookup --temperature 0.8 --seed 7
-  npusim run model.onnx --prompt-ids 1,2,3 --json | jq .tokens"""
+  npusim run model.onnx --prompt-ids 1,2,3 --json | jq .tokens
+  npusim run model.onnx --prompt-ids 1,2,3 --trace run.jsonl"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +71,7 @@ class RunResult:
 def register(subparsers: Subparsers) -> None:
     """Add the command."""
     parser = add_command(subparsers, "run", "generate from a prompt", DESCRIPTION, EPILOG)
-    parser.add_argument("model", metavar="MODEL", help="ONNX file of a language model")
+    parser.add_argument("model", metavar="MODEL", type=Path, help="ONNX file of a language model")
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", metavar="TEXT", help="prompt as text (byte vocabulary only)")
     prompt.add_argument("--prompt-ids", metavar="1,2,3", type=token_ids, help="prompt as token ids")
@@ -87,6 +90,9 @@ def register(subparsers: Subparsers) -> None:
     )
     add_config_option(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--trace", metavar="FILE", type=Path, help="write a record of each call, for `npusim replay`"
+    )
     _add_draft_options(parser)
     _add_sampling_options(parser)
     parser.set_defaults(execute=execute)
@@ -118,7 +124,7 @@ def execute(options: argparse.Namespace) -> int:
     """Run and print; 0, as an unusable model or prompt raises."""
     result = _run(options)
     if options.json:
-        print_json(_result_json(options.model, result))
+        print_json(_result_json(str(options.model), result))
     else:
         _print_result(result)
     return 0
@@ -137,24 +143,22 @@ def _run(options: argparse.Namespace) -> RunResult:
     )
     started = time.perf_counter()
     with progress("compiling", None):
-        request = npusim.compile_model(options.model, config).create_infer_request()
+        compiled = npusim.compile_model(options.model, config)
         drafter = _drafter(options.draft, config)
-    compiled = time.perf_counter()
-    is_bytes = request.vocab_size == byte_vocabulary.VOCAB_SIZE
-    if options.prompt is not None and not is_bytes:
-        raise InputError(
-            f"--prompt: {options.model} has {request.vocab_size} token ids, and text is understood for the "
-            f"byte vocabulary of {byte_vocabulary.VOCAB_SIZE} only; tokenize elsewhere and give --prompt-ids"
-        )
-    default_eos = byte_vocabulary.END_TOKEN if is_bytes else None
-    with progress("generating", options.max_new_tokens) as advance:
+    request = compiled.create_infer_request()
+    eos_token_id = _eos_token_id(options, request.vocab_size)
+    ready = time.perf_counter()
+    with (
+        tracing(options.trace, options.model, compiled, request),
+        progress("generating", options.max_new_tokens) as advance,
+    ):
         generation = speculative.generate(
             request,
             prompt_ids,
             max_new_tokens=options.max_new_tokens,
             drafter=drafter,
             num_draft_tokens=options.num_draft,
-            eos_token_id=default_eos if options.eos is None else options.eos,
+            eos_token_id=eos_token_id,
             sampler=sampler,
             on_step=_advancing(advance),
         )
@@ -163,9 +167,21 @@ def _run(options: argparse.Namespace) -> RunResult:
         generation=generation,
         request=request,
         config=config,
-        compile_seconds=compiled - started,
-        generate_seconds=time.perf_counter() - compiled,
+        compile_seconds=ready - started,
+        generate_seconds=time.perf_counter() - ready,
     )
+
+
+def _eos_token_id(options: argparse.Namespace, vocab_size: int) -> int | None:
+    """The end token; raises InputError for a text prompt to a model that is not of the byte vocabulary."""
+    is_bytes = vocab_size == byte_vocabulary.VOCAB_SIZE
+    if options.prompt is not None and not is_bytes:
+        raise InputError(
+            f"--prompt: {options.model} has {vocab_size} token ids, and text is understood for the "
+            f"byte vocabulary of {byte_vocabulary.VOCAB_SIZE} only; tokenize elsewhere and give --prompt-ids"
+        )
+    default = byte_vocabulary.END_TOKEN if is_bytes else None
+    return default if options.eos is None else int(options.eos)
 
 
 def _advancing(advance: Callable[[float], None]) -> Callable[[speculative.Step], None]:

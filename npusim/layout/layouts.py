@@ -71,7 +71,8 @@ class Layout(ABC):
     def can_trim(self, stored: int, high_water: int, num_tokens: int) -> bool:
         """Whether the rows held serve a cache trimmed from `stored` to `num_tokens` exactly.
 
-        `high_water` is one past the highest position ever written since reset; a trim does not lower it.
+        `high_water` is one past the highest position ever written since reset; a trim does not lower it,
+        except that a trim to 0 is a reset (kept up after one, it would only make the answer too careful).
         """
 
     def readable_positions(self, stored: int) -> range:
@@ -290,4 +291,4 @@ class RingLayout(Layout):
         if not 0 <= num_tokens <= stored:
             return False
         oldest_needed = max(0, num_tokens - self.local_window_size + 1)
-        return num_tokens == 0 or oldest_needed >= high_water - self.capacity
+        return num_tokens in (0, stored) or oldest_needed >= high_water - self.capacity

@@ -131,10 +131,11 @@ class _SamplingVerifier:
     def _draw(self, weights: Weights) -> int:
         """A token in proportion to `weights`, which need not add up to 1; never one of weight 0."""
         cumulative = np.cumsum(weights)
+        # random() is at most 1 - 2**-53, and no total times that rounds up to itself: the point lies below.
         point = self._random.random() * cumulative[-1]
-        # The first token whose cumulative weight exceeds the point. The product may round up to the total.
-        index = int(np.searchsorted(cumulative, point, side="right"))
-        return index if index < weights.size else int(np.flatnonzero(weights)[-1])
+        return int(
+            np.searchsorted(cumulative, point, side="right")
+        )  # first whose cumulative weight exceeds it
 
 
 def _normalised(weights: Weights) -> Weights:

@@ -15,7 +15,6 @@ from npusim import byte_vocabulary, speculative
 from npusim.cli import check as check_command
 from npusim.cli import demo as demo_command
 from npusim.cli import run as run_command
-from npusim.cli.config_help import settings_table
 from npusim.cli.main import main
 from npusim.cli.parsers import parse_config, sized_config
 from npusim.config import OPTIONS
@@ -240,6 +239,50 @@ class TestCheck:
         assert refused["layers"][3]["refusals"] == ["softcap=50: only softcap=0 is lowered"]
 
 
+class TestTrace:
+    def test_a_trace_is_replayed_bit_for_bit(self, run_json, tmp_path):
+        trace = str(tmp_path / "run.jsonl")
+        run_json(
+            *("run", TARGET, "--prompt", PROMPT, "--max-new-tokens", "20"),
+            *("--draft", "lookup", "--num-draft", "3", "--trace", trace, "-c", "NPUSIM_COMMIT=DEFERRED"),
+        )
+        lines = [json.loads(line) for line in Path(trace).read_text().splitlines()]
+        assert lines[0]["config"]["NPUSIM_COMMIT"] == "DEFERRED"
+        assert lines[0]["config"]["NPUW_LLM_MAX_GENERATION_TOKEN_LEN"] == "4"
+        assert [line["stage"] for line in lines[1:3]] == ["prefill", "generate"]
+        result = run_json("replay", trace, TARGET)
+        assert result["records"] == result["num_equal"] == len(lines) - 1
+        assert result["difference"] is None
+
+    def test_the_first_difference_is_named(self, tmp_path, capsys):
+        trace = tmp_path / "run.jsonl"
+        assert (
+            main(["run", LLAMA, "--prompt-ids", "4,5", "--max-new-tokens", "6", "--trace", str(trace)]) == 0
+        )
+        assert main(["replay", str(trace), LLAMA]) == 0
+        assert "all 6 calls came out the same, bit for bit" in capsys.readouterr().out
+        lines = trace.read_text().splitlines()
+        lines[4] = lines[4].replace('"logits_sha256": "', '"logits_sha256": "0')
+        trace.write_text("\n".join(lines))
+        assert main(["replay", str(trace), LLAMA]) == 1
+        assert "DIFFERENT after 3 of 6 calls: record 3, logits_sha256" in capsys.readouterr().out
+
+    def test_what_cannot_be_replayed_is_refused(self, tmp_path, error_of, capsys):
+        trace = tmp_path / "run.jsonl"
+        assert (
+            main(["run", LLAMA, "--prompt-ids", "4,5", "--max-new-tokens", "2", "--trace", str(trace)]) == 0
+        )
+        capsys.readouterr()
+        assert "the trace was made with" in error_of("replay", str(trace), TARGET)
+        assert "no such file" in error_of("replay", str(trace), "absent.onnx")
+        assert "cannot be opened" in error_of("replay", str(tmp_path / "absent.jsonl"), LLAMA)
+        trace.write_text(trace.read_text()[:-20])
+        assert "line 3" in error_of("replay", str(trace), LLAMA)
+        assert "cannot be written" in error_of(
+            "run", LLAMA, "--prompt-ids", "4,5", "--trace", str(tmp_path / "absent" / "run.jsonl")
+        )
+
+
 class TestRefusals:
     @pytest.mark.parametrize("command", [["check"], ["run", "--prompt-ids", "1,2"]])
     def test_unusable_files(self, error_of, tmp_path, command):
@@ -298,7 +341,7 @@ class TestRefusals:
 
 
 class TestHelp:
-    @pytest.mark.parametrize("command", ["run", "demo", "check"])
+    @pytest.mark.parametrize("command", ["run", "demo", "check", "replay"])
     def test_each_command_teaches(self, capsys, command):
         with pytest.raises(SystemExit, match="0"):
             main([command, "--help"])
@@ -318,7 +361,7 @@ class TestHelp:
         with pytest.raises(SystemExit, match="0"):
             main(["--help"])
         printed = capsys.readouterr().out
-        for command in ("demo", "run", "check"):
+        for command in ("demo", "run", "check", "replay"):
             assert f"\n    {command} " in printed
 
 
@@ -427,9 +470,3 @@ def test_parity_names_the_largest_difference(wrong, difference):
     watched = ParityTarget(Zeros(), Wrong())
     watched.infer({"input_ids": np.array([[1, 2, 3]]), "position_ids": np.array([[4, 5, 6]])})
     assert watched.steps == [StepParity(position=4, num_tokens=3, max_abs_difference=difference)]
-
-
-def test_the_readme_lists_every_setting():
-    readme = (TESTS.parent / "README.md").read_text(encoding="utf-8")
-    table = readme.partition("<!-- settings -->")[2].partition("<!-- /settings -->")[0]
-    assert table.strip() == settings_table(), "run tools/readme_settings.py"

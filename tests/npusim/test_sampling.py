@@ -60,8 +60,15 @@ def test_of_equal_probabilities_the_lower_id_ranks_first(sampler: Sampler, expec
 
 
 def test_many_equal_probabilities_keep_their_order() -> None:
-    weights = Sampler(top_k=7).distribution(np.zeros(300, dtype=np.float32))
-    assert np.flatnonzero(weights).tolist() == list(range(7))
+    row = (np.arange(300) % 3).astype(np.float32)
+    assert np.flatnonzero(Sampler(top_k=7).distribution(row)).tolist() == list(range(2, 23, 3))
+    assert np.flatnonzero(Sampler(top_k=103).distribution(row)).tolist()[:4] == [1, 2, 4, 5]
+
+
+@pytest.mark.parametrize(("top_p", "kept"), [(0.25, 1), (0.5, 2), (0.75, 3), (np.nextafter(0.5, 1), 3)])
+def test_the_nucleus_ends_with_the_token_that_reaches_top_p(top_p: float, kept: int) -> None:
+    weights = Sampler(top_p=top_p).distribution(np.zeros(4, dtype=np.float32))
+    assert weights.tolist() == [1 / kept] * kept + [0.0] * (4 - kept)
 
 
 @pytest.mark.parametrize("temperature", [1e-310, 1e-3, 1.0, 1e6])
@@ -220,6 +227,42 @@ def test_one_candidate_is_greedy(sampler: Sampler) -> None:
     drafter = Scripted(lambda tokens, n: [*plain_greedy(logits_of, tokens, 2), 0, 0][:n])
     result = generate(ToyTarget(), [5, 2], max_new_tokens=20, drafter=drafter, sampler=sampler)
     assert result.tokens == plain_greedy(logits_of, [5, 2], 20)
+
+
+class Draws:
+    """Stands in for numpy's generator: the numbers it gives are those wanted."""
+
+    def __init__(self, *numbers: float) -> None:
+        self._numbers = list(numbers)
+
+    def random(self) -> float:
+        return self._numbers.pop(0)
+
+
+LARGEST = 1 - 2**-53  # what Generator.random() gives at most
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "draft", "numbers", "expected"),
+    [
+        ((0.0, 0.5, 0.5), [0], (0.0, 0.0), 1),  # the least number neither accepts nor draws the impossible
+        ((0.5, 0.5, 0.0), [2], (0.0, LARGEST), 1),  # nor does the largest
+        ((0.3, 0.4, 0.3), [0], (0.3001, LARGEST), 2),
+        ((0.25, 0.75, 0.0), [], (LARGEST,), 1),
+        ((0.25, 0.75, 0.0), [], (0.2499,), 0),
+        ((0.25, 0.75, 0.0), [], (0.2501,), 1),
+    ],
+)
+def test_the_ends_of_the_random_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+    probabilities: tuple[float, ...],
+    draft: list[int],
+    numbers: tuple[float, ...],
+    expected: int,
+) -> None:
+    monkeypatch.setattr(np.random, "default_rng", lambda _: Draws(*numbers))
+    rows = np.stack([logits_for(*probabilities)] * (len(draft) + 1))
+    assert Sampler().verifier().verify(rows, draft) == [expected]
 
 
 def test_a_draft_of_certain_tokens_is_always_accepted_and_an_impossible_one_never() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from toy_target import ToyTarget, hashed
 
-from npusim.errors import CapacityError
+from npusim.errors import CapacityError, InputError
 from npusim.replay import Difference, ReplayResult, replay
 from npusim.speculative import PromptLookup, Scripted, generate
 from npusim.trace import (
@@ -191,10 +191,15 @@ def test_digests_are_of_the_bytes(path: Path) -> None:
 # -- replay --------------------------------------------------------------------------------------------------
 
 
-def recorded(request: ToyTarget | None = None) -> list[StepRecord]:
+def toy(capacity: int = 30) -> ToyTarget:
+    """A cache that can go back by one block from the highest position since its last reset."""
+    return ToyTarget(capacity=capacity, rewind_rows=3)
+
+
+def recorded() -> list[StepRecord]:
     """Records of a generation with rejected drafts, a reset, single-token prompts and a refused call."""
     records: list[StepRecord] = []
-    target = request or ToyTarget(capacity=30)
+    target = toy()
     target.step_listener = records.append
     flawed = Scripted(lambda tokens, n: [tokens[-1]] * n)
     generate(target, [3, 9, 1, 4], max_new_tokens=9, drafter=flawed, num_draft_tokens=3)
@@ -202,7 +207,7 @@ def recorded(request: ToyTarget | None = None) -> list[StepRecord]:
         target.infer({"input_ids": np.ones((1, 18), int), "position_ids": np.arange(18)[None]})
     target.infer({"input_ids": np.array([[5]]), "position_ids": np.array([[12]])})
     target.reset_state()
-    generate(target, [6], max_new_tokens=9, drafter=PromptLookup(), num_draft_tokens=2)
+    generate(target, [6], max_new_tokens=9, drafter=flawed, num_draft_tokens=2)
     return records
 
 
@@ -224,9 +229,20 @@ def test_a_replay_reproduces_every_record(wrap: Callable[[ToyTarget], ToyTarget]
     records = recorded()
     assert {record.error for record in records} == {"", "CapacityError"}
     assert any(record.trimmed for record in records)
-    used = ToyTarget(capacity=30)
+    used = toy()
     generate(used, [1, 1, 1], max_new_tokens=20)
     assert replay(records, wrap(used)) == ReplayResult(num_equal=len(records), difference=None)
+
+
+def test_a_replay_begins_with_an_empty_cache() -> None:
+    records: list[StepRecord] = []
+    target = toy()
+    target.step_listener = records.append
+    with pytest.raises(InputError, match="toy: a gap"):
+        target.infer({"input_ids": np.array([[4]]), "position_ids": np.array([[3]])})
+    used = toy()
+    generate(used, [1, 1, 1], max_new_tokens=2)
+    assert replay(records, used).difference is None
 
 
 def test_a_replay_survives_the_file(path: Path) -> None:
@@ -253,7 +269,7 @@ def test_the_first_difference_is_named(index: int, field: str, value: object, sh
     right = str(getattr(records[index], field)) or "none"
     for changed in (index, index + 2):
         records[changed] = replace(records[changed], **{field: value})  # type: ignore[arg-type]
-    result = replay(records, ToyTarget(capacity=30))
+    result = replay(records, toy())
     assert result.num_equal == index
     assert result.difference == Difference(index=index, field=field, expected=shown, got=right)
     assert str(result.difference) == f"record {index}, {field}: recorded {shown}, now {right}"
@@ -263,7 +279,7 @@ def test_another_model_differs_in_its_logits_and_a_smaller_one_in_an_error() -> 
     records = recorded()
     other = replay(records, Untraced(ToyTarget(capacity=30, logits_of=hashed(vocab_size=11, seed=8))))
     assert (other.num_equal, other.difference and other.difference.field) == (0, "logits_sha256")
-    smaller = replay(records, ToyTarget(capacity=10)).difference
+    smaller = replay(records, toy(capacity=10)).difference
     assert smaller is not None
     assert (smaller.field, smaller.expected, smaller.got) == ("error", "none", "CapacityError")
 

@@ -1,0 +1,132 @@
+"""`npusim plan`: KV memory of a model at any length, nothing allocated."""
+
+import argparse
+from dataclasses import replace
+
+from npusim.cache_plan import LayerCache, plan_caches
+from npusim.cli.config_help import config_keys
+from npusim.cli.output import Json, new_table, plain, print_json, stdout
+from npusim.cli.parsers import Subparsers, add_command, add_config_option, at_least, parse_config
+from npusim.config import ConfigValue, KVLayout, LLMConfig
+from npusim.model_spec import ModelSpec, read_model, read_spec
+
+DESCRIPTION = """\
+Show how many bytes of KV cache a model needs at a context length: every layer linear,
+and with the layout asked for, which gives windowed layers buffers of their window's size.
+Nothing is compiled or allocated; a request allocates exactly these bytes."""
+
+EPILOG = f"""\
+examples:
+  npusim plan model.onnx --max-length 131072
+  npusim plan model.onnx --layout ROLLING -c NPUSIM_KV_SLACK=16 -c NPUSIM_KV_PRECISION=F16
+  npusim plan model.onnx --json | jq .total_nbytes
+
+{config_keys()}"""
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the command."""
+    parser = add_command(
+        subparsers, "plan", "KV memory per layer, linear against window-sized", DESCRIPTION, EPILOG
+    )
+    parser.add_argument("model", metavar="MODEL", help="ONNX or OpenVINO IR file of a language model")
+    parser.add_argument(
+        "--max-length",
+        metavar="N",
+        type=at_least(1),
+        help="tokens that can be stored; default: what the settings give",
+    )
+    parser.add_argument(
+        "--layout",
+        type=str.upper,
+        choices=[layout.value for layout in KVLayout],
+        default=KVLayout.RING.value,
+        help="slots of windowed layers (default: %(default)s)",
+    )
+    add_config_option(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.set_defaults(execute=execute)
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Plan both layouts and print them side by side."""
+    spec = read_spec(read_model(options.model))
+    config = _config(options, spec)
+    chosen = plan_caches(spec, config)
+    linear = plan_caches(spec, replace(config, kv_layout=KVLayout.LINEAR))
+    if options.json:
+        print_json(_report_json(config, chosen, linear))
+    else:
+        _print_report(config, chosen, linear)
+    return 0
+
+
+def _config(options: argparse.Namespace, spec: ModelSpec) -> LLMConfig:
+    """The settings with the length and layout of the command line; a length needs no rotary tables."""
+    settings: dict[str, ConfigValue] = {"NPUSIM_KV_LAYOUT": options.layout, **parse_config(options.config)}
+    if options.max_length is None:
+        return LLMConfig.from_mapping(settings).fitted(spec.max_positions)
+    sized = {"NPUW_LLM_MAX_PROMPT_LEN": options.max_length, "NPUW_LLM_MIN_RESPONSE_LEN": 1}
+    return LLMConfig.from_mapping({**settings, **sized}).fitted(None)
+
+
+def _total(caches: tuple[LayerCache, ...]) -> int:
+    return sum(cache.nbytes for cache in caches)
+
+
+def _print_report(config: LLMConfig, chosen: tuple[LayerCache, ...], linear: tuple[LayerCache, ...]) -> None:
+    table = new_table()
+    for heading in ("layer", "window", "heads", "layout"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("slots", "bytes", "bytes if linear"):
+        table.add_column(heading, no_wrap=True, justify="right")
+    for cache, full in zip(chosen, linear, strict=True):
+        layer = cache.layer
+        cells = (
+            str(layer.index),
+            "-" if layer.local_window_size < 0 else str(layer.local_window_size),
+            f"{layer.kv_num_heads} x {layer.head_size} {cache.cache_type.get_type_name()}",
+            cache.key_layout.name,
+            f"{cache.layout.capacity:,}",
+            f"{cache.nbytes:,}",
+            f"{full.nbytes:,}",
+        )
+        table.add_row(*(plain(cell) for cell in cells))
+    console = stdout()
+    console.print(table)
+    total, all_linear = _total(chosen), _total(linear)
+    console.print(
+        plain(
+            f"{config.capacity:,} tokens: {total:,} bytes ({_mebibytes(total)}), "
+            f"linear {all_linear:,} ({_mebibytes(all_linear)}), {total / all_linear:.0%} of it"
+        )
+    )
+
+
+def _mebibytes(nbytes: int) -> str:
+    return f"{nbytes / 2**20:,.1f} MiB"
+
+
+def _report_json(
+    config: LLMConfig, chosen: tuple[LayerCache, ...], linear: tuple[LayerCache, ...]
+) -> dict[str, Json]:
+    return {
+        "capacity": config.capacity,
+        "total_nbytes": _total(chosen),
+        "linear_nbytes": _total(linear),
+        "config": dict(config.to_mapping()),
+        "layers": [
+            {
+                "index": cache.layer.index,
+                "name": cache.layer.name,
+                "local_window_size": cache.layer.local_window_size,
+                "layout": cache.key_layout.name,
+                "slots": cache.layout.capacity,
+                "shape": list(cache.shape),
+                "element_type": cache.cache_type.get_type_name(),
+                "nbytes": cache.nbytes,
+                "linear_nbytes": full.nbytes,
+            }
+            for cache, full in zip(chosen, linear, strict=True)
+        ],
+    }

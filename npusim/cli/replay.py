@@ -1,0 +1,108 @@
+"""`npusim replay`: make the calls of a trace again and compare bit for bit."""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+import npusim
+from npusim.cli.output import Advance, Json, plain, print_json, progress, stdout
+from npusim.cli.parsers import Subparsers, add_command
+from npusim.cli.tracing import openvino_version
+from npusim.errors import ModelError
+from npusim.replay import ReplayResult, replay
+from npusim.trace import StepRecord, Trace, TraceError, file_sha256, read_trace
+
+DESCRIPTION = """\
+Make the calls of a trace again, on the same model with the settings that the trace holds,
+and compare everything but the times bit for bit: logits, slots written, what was trimmed,
+what was visible, errors. `npusim run --trace FILE` writes one. So a failure can be sent:
+the file and the model are all that is needed."""
+
+EPILOG = """\
+examples:
+  npusim run model.onnx --prompt-ids 1,2,3 --trace run.jsonl
+  npusim replay run.jsonl model.onnx
+  npusim replay run.jsonl model.onnx --json | jq .difference
+
+exit code: 0 if every call comes out the same, 1 at the first that does not, 2 if the trace
+cannot be read or was made with another model"""
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the command."""
+    parser = add_command(
+        subparsers, "replay", "make the calls of a trace again, bit for bit", DESCRIPTION, EPILOG
+    )
+    parser.add_argument("trace", metavar="FILE", type=Path, help="trace file that `npusim run --trace` wrote")
+    parser.add_argument("model", metavar="MODEL", type=Path, help="the ONNX file that it was made with")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(execute=execute)
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Replay and print; 1 if a call comes out different."""
+    trace = _read(options.trace)
+    _check_model(options.model, trace)
+    with progress("compiling", None):
+        request = npusim.compile_model(options.model, trace.header.config).create_infer_request()
+    with progress("replaying", len(trace.records)) as advance:
+        result = replay(_advancing(trace, advance), request)
+    if options.json:
+        print_json(_result_json(trace, result))
+    else:
+        _print_result(trace, result)
+    return 0 if result.difference is None else 1
+
+
+def _read(path: Path) -> Trace:
+    try:
+        return read_trace(path)
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be opened ({error.strerror})") from error
+
+
+def _check_model(path: Path, trace: Trace) -> None:
+    if not path.is_file():
+        raise ModelError(f"{path}: no such file; give the ONNX file that the trace was made with")
+    found, expected = file_sha256(path), trace.header.model_sha256
+    if found != expected:
+        raise ModelError(
+            f"{path}: SHA-256 {found[:16]}..., the trace was made with {expected[:16]}...; "
+            "give the same file, other weights give other logits"
+        )
+
+
+def _advancing(trace: Trace, advance: Advance) -> Iterator[StepRecord]:
+    for record in trace.records:
+        yield record
+        advance()
+
+
+def _print_result(trace: Trace, result: ReplayResult) -> None:
+    console = stdout()
+    total = len(trace.records)
+    if result.difference is None:
+        console.print(plain(f"all {total} calls came out the same, bit for bit"))
+        return
+    console.print(plain(f"DIFFERENT after {result.num_equal} of {total} calls: {result.difference}"))
+    if trace.header.openvino_version != openvino_version():
+        console.print(
+            plain(f"made with OpenVINO {trace.header.openvino_version}, this is {openvino_version()}")
+        )
+
+
+def _result_json(trace: Trace, result: ReplayResult) -> dict[str, Json]:
+    difference = result.difference
+    return {
+        "records": len(trace.records),
+        "num_equal": result.num_equal,
+        "openvino_version": {"trace": trace.header.openvino_version, "here": openvino_version()},
+        "difference": None
+        if difference is None
+        else {
+            "index": difference.index,
+            "field": difference.field,
+            "expected": difference.expected,
+            "got": difference.got,
+        },
+    }

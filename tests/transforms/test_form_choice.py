@@ -1,0 +1,51 @@
+"""Each rule of the choice at its boundary."""
+
+from dataclasses import replace
+
+import pytest
+
+from transforms.form_choice import AttentionForm, AttentionSizes, choose_form
+
+# G = 4: the boundary of copied scores against copied keys, 2 G S = D, is at S = 8.
+PLAIN = AttentionSizes(
+    num_heads=16, kv_num_heads=4, head_size=64, sequence_length=8, key_lengths=(1016, 8), has_sink=False
+)
+
+
+def test_sizes_count_rows_keys_and_bytes() -> None:
+    sizes = replace(PLAIN, sequence_length=3, key_lengths=(1024, 3))
+    assert (sizes.rows, sizes.num_keys, sizes.score_bytes) == (12, 1027, 16 * 3 * 1027 * 4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "form"), [(1, AttentionForm.SPLIT), (8, AttentionForm.SPLIT), (9, AttentionForm.JOINED)]
+)
+def test_many_rows_copy_keys_rather_than_scores(rows: int, form: AttentionForm) -> None:
+    assert choose_form(replace(PLAIN, sequence_length=rows)) is form
+
+
+@pytest.mark.parametrize(
+    ("past", "form"), [(126, AttentionForm.JOINED), (312, AttentionForm.JOINED), (313, AttentionForm.SPLIT)]
+)
+def test_few_keys_are_copied_rather_than_multiplied_apart(past: int, form: AttentionForm) -> None:
+    assert choose_form(replace(PLAIN, key_lengths=(past, 8))) is form
+
+
+@pytest.mark.parametrize("past", [126, 1016])
+def test_a_sink_copies_the_scores_in_any_case(past: int) -> None:
+    assert choose_form(replace(PLAIN, key_lengths=(past, 8), has_sink=True)) is AttentionForm.SPLIT
+    rows = replace(PLAIN, sequence_length=9, key_lengths=(past, 9), has_sink=True)
+    assert choose_form(rows) is AttentionForm.SPLIT
+
+
+@pytest.mark.parametrize("has_sink", [False, True])
+@pytest.mark.parametrize(("keys", "fused"), [(4096, False), (4097, True)])
+def test_scores_beyond_the_caches_are_never_stored(keys: int, fused: bool, has_sink: bool) -> None:
+    """16 heads x 128 rows x 4096 keys in float32 are 32 MiB."""
+    sizes = replace(PLAIN, sequence_length=128, key_lengths=(keys - 128, 128), has_sink=has_sink)
+    assert (choose_form(sizes) is AttentionForm.FUSED) is fused
+
+
+@pytest.mark.parametrize("has_sink", [False, True])
+def test_a_single_range_has_nothing_to_split(has_sink: bool) -> None:
+    assert choose_form(replace(PLAIN, key_lengths=(1024,), has_sink=has_sink)) is AttentionForm.JOINED

@@ -1,0 +1,162 @@
+"""Rewrite the attention of the device form into the form that a CPU executes fast. Same numbers."""
+
+from collections.abc import Callable
+
+import numpy as np
+import openvino as ov
+import openvino.opset13 as ops
+from openvino import Output
+from openvino.passes import ModelPass
+from openvino.utils.node_factory import NodeFactory
+
+from transforms.device_attention import SDPA_TYPE, DeviceAttention, find_attention
+from transforms.form_choice import AttentionForm, AttentionSizes, choose_form
+from transforms.opset import OutputKey, concat, i64, key_of, reshape
+
+FormChoice = Callable[[AttentionSizes], AttentionForm]
+
+_FACTORY = NodeFactory("opset13")
+
+
+class ExecutionForm(ModelPass):
+    """Rewrite every SDPA that DecomposeGQA made; `rewritten` counts the last run.
+
+    Keys and values are not repeated for the query heads: the G query heads of one KV head become rows,
+    [1, KV, G S, D], since query head h = kv G + g reads KV head kv. The scale goes onto the query, a sink
+    becomes one more column of scores that the softmax sees and the values do not. What else is done is
+    chosen per layer from its sizes (`choose_form` unless another rule is given). An SDPA of another shape
+    is left as it is. What layers share (masks prepared for rows or for a sink column) is built once.
+    """
+
+    def __init__(self, choose: FormChoice = choose_form) -> None:
+        super().__init__()
+        self._choose = choose
+        self.rewritten = 0
+
+    def run_on_model(self, model: ov.Model) -> bool:
+        """Rewrite what matches; True when the model changed. A second run finds nothing."""
+        self.rewritten = 0
+        masks = _Masks()
+        for attention in find_attention(model):
+            form = self._choose(attention.sizes)
+            if form is AttentionForm.FUSED and attention.sizes.num_heads == attention.sizes.kv_num_heads:
+                continue  # one query head per KV head: the device form is the fused form already
+            match form:
+                case AttentionForm.FUSED:
+                    result = _fused(attention, masks)
+                case AttentionForm.SPLIT | AttentionForm.JOINED:
+                    result = _matmuls(attention, masks, join=form is AttentionForm.JOINED)
+            _replace(attention, result)
+            self.rewritten += 1
+        if self.rewritten:
+            model.validate_nodes_and_infer_types()
+        return self.rewritten > 0
+
+
+class _Masks:
+    """Masks in the shapes the forms need, each built once per mask of the device form."""
+
+    def __init__(self) -> None:
+        self._with_sink: dict[OutputKey, Output] = {}
+        self._as_rows: dict[tuple[OutputKey, int], Output] = {}
+
+    def with_sink_column(self, mask: Output) -> Output:
+        """[1, ., S, K] -> [1, ., S, K + 1]: nothing is ever added to the sink."""
+        key = key_of(mask)
+        if key not in self._with_sink:
+            shape = [*mask.get_shape()[:3], 1]
+            zeros = ops.constant(np.zeros(shape), dtype=mask.get_element_type()).output(0)
+            self._with_sink[key] = concat([mask, zeros], 3)
+        return self._with_sink[key]
+
+    def as_rows(self, attention: DeviceAttention) -> Output:
+        """[1, 1 or H, S, K] -> [1, 1 or KV, G S, K]: repeated for the G heads of a KV head, or regrouped."""
+        mask, sizes = attention.mask, attention.sizes
+        _, heads, length, num_keys = mask.get_shape()
+        if heads == sizes.num_heads:
+            return _shaped(mask, [1, sizes.kv_num_heads, sizes.rows, num_keys])
+        key = (key_of(mask), sizes.rows)
+        if key not in self._as_rows:
+            group = sizes.rows // length
+            repeated = ops.broadcast(mask, i64([1, group, length, num_keys])).output(0)
+            self._as_rows[key] = reshape(repeated, [1, 1, sizes.rows, num_keys])
+        return self._as_rows[key]
+
+
+def _matmuls(attention: DeviceAttention, masks: _Masks, *, join: bool) -> Output:
+    """Scores per key range, one softmax over all of them, values per key range: [1, KV, G S, Dv]."""
+    keys, values = attention.keys, attention.values
+    if join:
+        keys, values = (concat(list(keys), 2),), (concat(list(values), 2),)
+    query = ops.multiply(_as_rows(attention, attention.query), attention.scale)
+    scores = [ops.matmul(query, rows, False, True).output(0) for rows in keys]
+    weights = _weights(attention, masks, scores)
+    parts = [ops.matmul(weight, rows, False, False) for weight, rows in zip(weights, values, strict=True)]
+    result = parts[0]
+    for part in parts[1:]:
+        result = ops.add(result, part)
+    return result.output(0)
+
+
+def _weights(attention: DeviceAttention, masks: _Masks, scores: list[Output]) -> list[Output]:
+    """Softmax over the joined scores, cut back into the ranges: each [1, KV, G S, length]."""
+    sizes, mask = attention.sizes, attention.mask
+    lengths = [source.get_shape()[3] for source in scores]
+    if attention.sink is not None:
+        scores = [*scores, _sink_rows(attention, attention.sink)]
+        mask = masks.with_sink_column(mask)
+    total = sum(source.get_shape()[3] for source in scores)
+    # The mask knows heads and block rows, not rows of a KV head; both are one reshape apart.
+    by_head = _shaped(concat(scores, 3), [1, sizes.num_heads, sizes.sequence_length, total])
+    weights = ops.softmax(ops.add(by_head, mask), 3).output(0)
+    by_row = _shaped(weights, [1, sizes.kv_num_heads, sizes.rows, total])
+    if len(scores) == 1:
+        return [by_row]
+    cuts = lengths + ([1] if attention.sink is not None else [])
+    return list(ops.variadic_split(by_row, i64(3), i64(cuts)).outputs())[: len(lengths)]
+
+
+def _fused(attention: DeviceAttention, masks: _Masks) -> Output:
+    """SDPA over rows, [1, KV, G S, Dv]: the scores are never stored."""
+    inputs = [
+        _as_rows(attention, attention.query),
+        concat(list(attention.keys), 2),
+        concat(list(attention.values), 2),
+        masks.as_rows(attention),
+        attention.scale,
+    ]
+    if attention.sink is not None:
+        inputs.append(_sink_rows(attention, attention.sink))
+    return _FACTORY.create(SDPA_TYPE, inputs, {"causal": False}).output(0)
+
+
+def _as_rows(attention: DeviceAttention, source: Output) -> Output:
+    """[1, H, S, X] -> [1, KV, G S, X]: the query heads of one KV head become rows."""
+    sizes = attention.sizes
+    return _shaped(source, [1, sizes.kv_num_heads, sizes.rows, source.get_shape()[3]])
+
+
+def _sink_rows(attention: DeviceAttention, sink: Output) -> Output:
+    """[1, H, 1, 1] -> [1, KV, G S, 1]: the sink of each row's query head."""
+    sizes = attention.sizes
+    repeated = sink
+    if sizes.sequence_length > 1:
+        shape = i64([1, sizes.num_heads, sizes.sequence_length, 1])
+        repeated = ops.broadcast(sink, shape).output(0)
+    return _as_rows(attention, repeated)
+
+
+def _shaped(source: Output, shape: list[int]) -> Output:
+    """Reshape; a source that has the shape already is returned as it is."""
+    return source if list(source.get_shape()) == shape else reshape(source, shape)
+
+
+def _replace(attention: DeviceAttention, result: Output) -> None:
+    """Put the rows, back as [1, H, S, Dv], in the place of the SDPA, under its name."""
+    old = attention.node.output(0)
+    new = ops.reshape(result, i64(list(old.get_shape())), False)
+    new.set_friendly_name(attention.node.get_friendly_name())
+    names = old.get_names()
+    old.get_tensor().set_names(set())
+    old.replace(new.output(0))
+    new.output(0).get_tensor().add_names(names)
