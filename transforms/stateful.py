@@ -13,7 +13,7 @@ from transforms.attention_parts import scalar, sink_logits, take_over
 from transforms.errors import DecompositionError
 from transforms.gqa_node import GQANode, find_gqa, read_gqa
 from transforms.opset import OutputKey, concat, i64, key_of
-from transforms.packed_qkv import unpacked
+from transforms.splits_to_slices import SplitsToSlices
 from transforms.stateful_mask import StatefulStep, additive_mask, read_step
 from transforms.stateful_rotary import rotate, table_rows
 
@@ -28,6 +28,7 @@ class StatefulGQA(ModelPass):
     and the output logits, any lengths: the form that OpenVINO's plugins, NPUW and openvino_genai take. Where
     keys and queries lie is read from attention_mask and position_ids alone (`transforms.stateful_mask`), so
     it is exact in a static cache too. Layers with one window share a mask, those with one table its rows.
+    Splits of packed projections become slices (`transforms.splits_to_slices`).
 
     Raises DecompositionError, with the model unchanged, for a model or node that cannot be lowered exactly.
     """
@@ -54,6 +55,7 @@ class StatefulGQA(ModelPass):
             for port in (site.key, site.value):
                 model.remove_result(port.present)
                 model.remove_parameter(port.past)
+        SplitsToSlices().run_on_model(model)
         self.lowered = len(sites)
         model.validate_nodes_and_infer_types()
         return True
@@ -212,11 +214,10 @@ class _Lowered:
 
 def _lower(site: _Site, shared: _SharedParts) -> _Lowered:
     gqa = site.gqa
-    query, key, value = (unpacked(source) for source in (gqa.query, gqa.key, gqa.value))
-    keys = _append(site.key, gqa, shared.rotated(gqa, key), shared)
-    values = _append(site.value, gqa, value, shared)
+    keys = _append(site.key, gqa, shared.rotated(gqa, gqa.key), shared)
+    values = _append(site.value, gqa, gqa.value, shared)
     inputs = [
-        shared.rotated(gqa, query),
+        shared.rotated(gqa, gqa.query),
         _broadcast_heads(gqa, keys.rows),
         _broadcast_heads(gqa, values.rows),
         shared.mask(gqa),

@@ -1,7 +1,7 @@
 """Rotary embedding of the stateful form: any batch and length, and no node with two outputs.
 
 The static branches rotate with splits (`transforms.rotary`); a graph that NPUW partitions must not have them,
-see `transforms.packed_qkv`.
+see `transforms.splits_to_slices`.
 """
 
 import openvino.opset13 as ops
