@@ -41,7 +41,10 @@ class History:
 
 
 def random_history(gqa: GQA, total: int, *, seed: int) -> History:
-    """Normal numbers for every input that `gqa` has; position_ids are a shuffle, far from 0, 1, 2."""
+    """Normal numbers for every input that `gqa` has; position_ids are a shuffle, far from 0, 1, 2.
+
+    Equal seeds give equal position_ids, whatever the layer, as layers of a model share them.
+    """
     rng = np.random.default_rng(seed)
 
     def normal(heads: int) -> Floats:
@@ -51,7 +54,8 @@ def random_history(gqa: GQA, total: int, *, seed: int) -> History:
     query, key, value = normal(gqa.num_heads), normal(gqa.kv_num_heads), normal(gqa.kv_num_heads)
     position_ids = bias = None
     if gqa.position_ids and gqa.rotary is not None:
-        position_ids = rng.permutation(gqa.rotary.positions)[:total].astype(np.int64)
+        shuffle = np.random.default_rng([seed, 1]).permutation(gqa.rotary.positions)
+        position_ids = shuffle[:total].astype(np.int64)
     if gqa.bias is not None:
         heads = gqa.num_heads if gqa.bias is Bias.PER_HEAD else 1
         bias = rng.normal(size=(1, heads, total, total)).astype(gqa.dtype)

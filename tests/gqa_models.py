@@ -110,7 +110,7 @@ def build_layers(layers: Sequence[GQA], *, num_tokens: TokenCount | None = None)
 
     With more than one, all other ports of node i are prefixed: layers.1.query, layers.1.present_key.
     """
-    graph = _Graph(layers[0])
+    graph = _Graph(layers)
     for index, layer in enumerate(layers):
         graph.add(layer, f"layers.{index}." if len(layers) > 1 else "")
     if num_tokens is not None:
@@ -122,8 +122,8 @@ def build_layers(layers: Sequence[GQA], *, num_tokens: TokenCount | None = None)
 
 
 class _Graph:
-    def __init__(self, shared: GQA) -> None:
-        batch, rows = shared.batch, shared.sequence_length
+    def __init__(self, layers: Sequence[GQA]) -> None:
+        batch, rows = layers[0].batch, layers[0].sequence_length
         self.inputs: list[onnx.ValueInfoProto] = []
         self.outputs: list[onnx.ValueInfoProto] = []
         self.nodes: list[onnx.NodeProto] = []
@@ -132,7 +132,7 @@ class _Graph:
             helper.make_tensor_value_info("seqlens_k", TensorProto.INT32, [batch]),
             helper.make_tensor_value_info("total_sequence_length", TensorProto.INT32, []),
         ]
-        if shared.position_ids:
+        if any(layer.position_ids for layer in layers):
             self._shared.append(_port("position_ids", TensorProto.INT64, [batch, rows]))
 
     def add(self, gqa: GQA, prefix: str) -> None:

@@ -15,7 +15,7 @@ from gqa_models import GQA
 from oracles import NaiveLayer, NaiveLog
 from ort_runner import OpRun
 
-from npusim.reference import AttentionHistory, AttentionOptions, Rotary
+from npusim.reference import AttentionHistory, AttentionOptions, Rotary, rotate
 
 
 def by_reference(gqa: GQA, history: History, stored: int, *, missing: Collection[int] = ()) -> OpRun:
@@ -37,6 +37,15 @@ def by_reference(gqa: GQA, history: History, stored: int, *, missing: Collection
         attention_bias=None if history.bias is None else history.bias[:, :, stored:],
     )
     return OpRun(attention=attention, present_key=told.present_key, present_value=told.present_value)
+
+
+def cached_keys(gqa: GQA, history: History) -> Floats:
+    """The keys of a history as a cache holds them: after rotary, in the model's type, [1, KV, T, D]."""
+    rotary = reference_options(gqa).rotary
+    if rotary is None:
+        return history.key
+    angles = np.arange(history.total) if history.position_ids is None else history.position_ids
+    return rotate(history.key, rotary, angles).astype(gqa.dtype)
 
 
 def reference_options(gqa: GQA) -> AttentionOptions:

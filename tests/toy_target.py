@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from npusim.errors import CapacityError, InputError, TrimError
-from npusim.trace import Stage, StepRecord, WindowRecord, logits_sha256, visible_span
+from npusim.stage import Stage
+from npusim.trace import StepRecord, WindowRecord, logits_sha256, visible_span
 
 LogitsOf = Callable[[tuple[int, ...]], npt.NDArray[np.float32]]
 

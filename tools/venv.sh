@@ -6,7 +6,7 @@ npusim_venv="$npusim_root/.venv"
 _npusim_find_python() {
     local candidate
     for candidate in python3 python3.14 python3.13 python3.12 python3.11; do
-        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then
             command -v "$candidate"
             return
         fi

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import openvino as ov
 import openvino.opset13 as ops
-from openvino import Output
+from openvino import Output, PartialShape
 from openvino.passes import ModelPass
 from openvino.utils.node_factory import NodeFactory
 
@@ -67,6 +67,9 @@ class DecomposeGQA(ModelPass):
         self._check_layout_names([site.gqa.name for site in sites])
         if not sites:
             return False
+        for site in sites:
+            _resolve_head_size(site)
+        model.validate_nodes_and_infer_types()
         num_tokens = None if self._block_tokens is None else scalar_i32(self._block_tokens(model))
         shared = _SharedParts(self._branch, num_tokens)
         lowered = [_lower(site, shared) for site in sites]
@@ -303,17 +306,25 @@ def _check_past(site: _Site) -> None:
     gqa = site.gqa
     for label, past in (("past_key", gqa.past_key), ("past_value", gqa.past_value)):
         shape = past.get_partial_shape()
-        expected = [1, gqa.kv_num_heads, site.capacity]
-        if shape.rank.get_length() != 4 or shape.is_dynamic or list(shape.to_shape())[:3] != expected:
-            raise DecompositionError(
-                f"{gqa.name}: {label} has shape {shape}; [1, {gqa.kv_num_heads}, {site.capacity}, "
-                f"{gqa.head_size}] is needed (StaticShapes resolves a symbolic head size)"
-            )
+        wanted = PartialShape([1, gqa.kv_num_heads, site.capacity, gqa.head_size])
+        is_input = past.get_node().get_type_name() == "Parameter"
+        if not shape.compatible(wanted) or (shape.is_dynamic and not is_input):
+            raise DecompositionError(f"{gqa.name}: {label} has shape {shape}; {wanted} is needed")
         if past.get_element_type() != gqa.element_type:
             raise DecompositionError(
                 f"{gqa.name}: {label} is {past.get_element_type()}, query is {gqa.element_type}; "
                 "convert the past to the query's type"
             )
+
+
+def _resolve_head_size(site: _Site) -> None:
+    """Give cache inputs whose head size is symbolic the head size of the query."""
+    gqa = site.gqa
+    for past in (gqa.past_key, gqa.past_value):
+        if past.get_partial_shape().is_dynamic:
+            parameter = past.get_node()
+            parameter.set_partial_shape(PartialShape([1, gqa.kv_num_heads, site.capacity, gqa.head_size]))
+            parameter.validate_and_infer_types()
 
 
 def _check_bias(site: _Site) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
 
+import openvino as ov
 from rich.table import Table
 
 import npusim
@@ -35,6 +36,9 @@ from npusim.parity import ParityTarget, StepParity
 TOLERANCE = 1e-4
 """Greatest absolute logits difference that is a match: float32 sums in another order, logits up to 30."""
 
+ROUNDED_CACHE_TOLERANCE = 2e-2
+"""The same for a cache that rounds its rows. A window off by one differs by 0.1 somewhere in a run."""
+
 DEFAULT_PROMPT = "Return a list of the "
 DIFFERENCES_PER_ROW = 8
 
@@ -46,8 +50,9 @@ the same file natively: dynamic shapes, a cache that grows, no slots. Printed ar
 text, the parity of every step, acceptance and KV memory."""
 
 EPILOG = f"""\
-A step matches when no logit differs by more than {TOLERANCE:g}. The prompt of 22 tokens and
-the first new ones cross the window of 32: where a mask written in slot distance goes wrong.
+A step matches when no logit differs by more than {TOLERANCE:g}, or by {ROUNDED_CACHE_TOLERANCE:g}
+where the cache rounds (NPUSIM_KV_PRECISION=F16). The prompt of 22 tokens and the first new
+ones cross the window of 32: where a mask written in slot distance goes wrong.
 
 {config_keys()}
 
@@ -79,6 +84,7 @@ class DemoResult:
     """Both generations from one prompt."""
 
     prompt: str
+    tolerance: float
     plain: Part
     drafted: Part
 
@@ -95,7 +101,7 @@ class DemoResult:
     @property
     def matches(self) -> bool:
         """Whether the demo shows what it promises."""
-        return self.is_lossless and self.worst <= TOLERANCE
+        return self.is_lossless and self.worst <= self.tolerance
 
 
 def register(subparsers: Subparsers) -> None:
@@ -149,7 +155,17 @@ def _run(options: argparse.Namespace, target_path: Path, draft_path: Path) -> De
         reference.reset()
         drafter = speculative.DraftModel(draft.create_infer_request())
         drafted = _generate(options, target.create_infer_request(), reference, drafter, advance)
-    return DemoResult(prompt=options.prompt, plain=plain_part, drafted=drafted)
+    return DemoResult(
+        prompt=options.prompt,
+        tolerance=_tolerance(target),
+        plain=plain_part,
+        drafted=drafted,
+    )
+
+
+def _tolerance(compiled: npusim.CompiledLLM) -> float:
+    is_exact = all(cache.cache_type == ov.Type.f32 for cache in compiled.caches)
+    return TOLERANCE if is_exact else ROUNDED_CACHE_TOLERANCE
 
 
 def _generate(
@@ -177,15 +193,15 @@ def _print_result(result: DemoResult) -> None:
     text = byte_vocabulary.decode(result.plain.generation.tokens)
     print_fields(console, {"prompt": result.prompt, "continuation": text})
     console.print()
-    console.print(_difference_table("token by token", result.plain))
-    console.print(_difference_table("with drafts", result.drafted))
+    console.print(_difference_table("token by token", result.plain, result.tolerance))
+    console.print(_difference_table("with drafts", result.drafted, result.tolerance))
     console.print()
     console.print(_summary_table(result))
     console.print()
     console.print(plain(_verdict(result)))
 
 
-def _difference_table(title: str, part: Part) -> Table:
+def _difference_table(title: str, part: Part, tolerance: float) -> Table:
     """The difference of each step, several to a row; a row begins with the position of its first step."""
     table = new_table(f"{title}: largest logits difference of each step to the native run", gap=1)
     table.add_column("position", justify="right", no_wrap=True)
@@ -193,13 +209,13 @@ def _difference_table(title: str, part: Part) -> Table:
         table.add_column(justify="right", no_wrap=True)
     for start in range(0, len(part.parity), DIFFERENCES_PER_ROW):
         steps = part.parity[start : start + DIFFERENCES_PER_ROW]
-        table.add_row(str(steps[0].position), *(_difference(step) for step in steps))
+        table.add_row(str(steps[0].position), *(_difference(step, tolerance) for step in steps))
     return table
 
 
-def _difference(step: StepParity) -> str:
+def _difference(step: StepParity, tolerance: float) -> str:
     text = f"{step.max_abs_difference:.1e}"
-    return text if step.max_abs_difference <= TOLERANCE else f"[bold red]{text}[/bold red]"
+    return text if step.max_abs_difference <= tolerance else f"[bold red]{text}[/bold red]"
 
 
 def _summary_table(result: DemoResult) -> Table:
@@ -224,12 +240,15 @@ def _summary_table(result: DemoResult) -> Table:
 def _verdict(result: DemoResult) -> str:
     steps = len(result.plain.parity) + len(result.drafted.parity)
     mismatches = sum(
-        step.max_abs_difference > TOLERANCE for part in (result.plain, result.drafted) for step in part.parity
+        step.max_abs_difference > result.tolerance
+        for part in (result.plain, result.drafted)
+        for step in part.parity
     )
+    limit = f"{result.tolerance:g}"
     parity = (
-        f"MISMATCH: {mismatches} of {steps} steps differ from the native run by more than {TOLERANCE:g}"
+        f"MISMATCH: {mismatches} of {steps} steps differ from the native run by more than {limit}"
         if mismatches
-        else f"all {steps} steps match the native run (worst {result.worst:.1e}, allowed {TOLERANCE:g})"
+        else f"all {steps} steps match the native run (worst {result.worst:.1e}, allowed {limit})"
     )
     lossless = "drafting changed no token" if result.is_lossless else "MISMATCH: drafting changed the tokens"
     return f"{parity}; {lossless}"
@@ -241,7 +260,7 @@ def _result_json(result: DemoResult) -> dict[str, Json]:
         "text": byte_vocabulary.decode(result.plain.generation.tokens),
         "matches": result.matches,
         "lossless": result.is_lossless,
-        "tolerance": TOLERANCE,
+        "tolerance": result.tolerance,
         "worst_difference": finite(result.worst),
         "plain": _part_json(result.plain),
         "speculative": _part_json(result.drafted),

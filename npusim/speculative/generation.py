@@ -84,7 +84,8 @@ def generate(
     Whatever the drafter proposes, the tokens are those of plain decoding (with sampling: their distribution
     is). Blocks are shortened to the target's block size, to what is left of its capacity and of
     max_new_tokens; the last token emitted need not be stored. Afterwards the target holds the prompt and all
-    new tokens but the last, as after plain decoding.
+    new tokens but the last, as after plain decoding; where its cache cannot go back by the last block, also
+    what that block had rejected.
 
     max_new_tokens: 0 does nothing at all. num_draft_tokens: most drafts per step, at least 1 with a drafter.
     eos_token_id: ends the generation and is its last token. on_step: called after every call of the target,
@@ -116,8 +117,9 @@ def generate(
         steps.append(step)
         if on_step:
             on_step(step)
-    if target.num_stored_tokens >= len(sequence.tokens):
-        target.trim(len(sequence.tokens) - 1)
+    kept = len(sequence.tokens) - 1
+    if target.num_stored_tokens > kept and target.can_trim(kept):
+        target.trim(kept)
     return Generation(tokens=sequence.tokens[len(prompt) :], steps=tuple(steps), finish_reason=reason)
 
 

@@ -131,11 +131,10 @@ class _SamplingVerifier:
     def _draw(self, weights: Weights) -> int:
         """A token in proportion to `weights`, which need not add up to 1; never one of weight 0."""
         cumulative = np.cumsum(weights)
-        # random() is at most 1 - 2**-53, and no total times that rounds up to itself: the point lies below.
+        # The first token whose cumulative weight exceeds the point. There is one: random() is at most
+        # 1 - 2**-53, and no total times that rounds up to the total.
         point = self._random.random() * cumulative[-1]
-        return int(
-            np.searchsorted(cumulative, point, side="right")
-        )  # first whose cumulative weight exceeds it
+        return int(np.searchsorted(cumulative, point, side="right"))
 
 
 def _normalised(weights: Weights) -> Weights:

@@ -1,6 +1,7 @@
 """What the speculative harness asks of a model: the request interface, and one way to feed it."""
 
 from collections.abc import Mapping, Sequence
+from operator import index
 from typing import Protocol
 
 import numpy as np
@@ -86,17 +87,13 @@ def feed(target: Target, tokens: Sequence[int], position: int) -> LogitRows:
 
 def checked_tokens(values: Sequence[int] | npt.NDArray[np.integer], vocab_size: int, what: str) -> list[int]:
     """`values` as Python ints; InputError, naming `what`, unless all are token ids below `vocab_size`."""
-    array = np.asarray(values)
-    if array.size == 0:
-        return []
-    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-        raise InputError(
-            f"{what} must be a flat sequence of integers, got {array.ndim} dimension(s) of {array.dtype}"
-        )
-    outside = np.flatnonzero((array < 0) | (array >= vocab_size))
-    if outside.size:
-        first = int(outside[0])
-        raise InputError(
-            f"{what}[{first}] is {array[first]}, outside the vocabulary of the target: 0 to {vocab_size - 1}"
-        )
-    return [int(value) for value in array]
+    try:
+        tokens = [index(value) for value in values]
+    except TypeError as error:
+        raise InputError(f"{what} must be a flat sequence of integers: {error}") from error
+    for place, token in enumerate(tokens):
+        if not 0 <= token < vocab_size:
+            raise InputError(
+                f"{what}[{place}] is {token}, outside the vocabulary of the target: 0 to {vocab_size - 1}"
+            )
+    return tokens

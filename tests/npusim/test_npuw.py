@@ -9,7 +9,7 @@ import pytest
 import stateful_runs as runs
 from model_files import READABLE
 from ort_runner import OrtModel
-from tiny_llm import TinyLLM
+from llama_like import LlamaLike
 
 import npusim
 from npusim import npuw
@@ -28,7 +28,7 @@ LENGTHS = {
 WHOLE_GRAPH = {**UNPARTITIONED, "NPUW_F16IC": "NO"}
 """One subgraph: only the cache is float16 then, no tensor between subgraphs."""
 
-TINY = TinyLLM(windows=(4, -1))
+TINY = LlamaLike(windows=(4, -1))
 
 
 def tolerance(expected: np.ndarray) -> float:
@@ -117,7 +117,7 @@ def test_chunked_prefill_matches_onnx_runtime(name: str) -> None:
 )
 def test_every_depth_compiles(layers: int, packed: bool, tmp_path: Path) -> None:
     """As NPUW partitions by default; a retreat to one subgraph is noted, never needed for a packed model."""
-    tiny = TinyLLM(windows=(-1,) * layers, packed=packed)
+    tiny = LlamaLike(windows=(-1,) * layers, packed=packed)
     compiled = npuw.compile_model(ov.Core().read_model(tiny.serialized), LENGTHS)
     if packed:
         assert compiled.notes == ()

@@ -10,7 +10,7 @@ from toy_target import ToyTarget, hashed, plain_greedy
 
 from npusim.errors import ConfigError, InputError
 from npusim.speculative import DraftModel, PromptLookup, Scripted, generate
-from npusim.trace import Stage
+from npusim.stage import Stage
 
 VOCAB = 11
 PROMPT = [3, 9, 1, 4, 7]

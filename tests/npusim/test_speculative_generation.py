@@ -1,15 +1,16 @@
 """The decode loop on an exact toy target: lossless, within every limit, and honest about what it did."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import cycle, product
 
 import numpy as np
 import pytest
+from acceptance_patterns import PatternDrafter
 from toy_target import Call, ToyTarget, hashed, plain_greedy
 
-from npusim.errors import CapacityError, ConfigError, InputError, ModelError
+from npusim.errors import CapacityError, ConfigError, InputError, ModelError, TrimError
 from npusim.speculative import FinishReason, Greedy, PromptLookup, Scripted, Step, generate
-from npusim.trace import Stage
+from npusim.stage import Stage
 
 VOCAB = 11
 PROMPT = [3, 9, 1, 4, 7]
@@ -26,30 +27,14 @@ def wrong(token: int) -> int:
     return (token + 1) % VOCAB
 
 
-class PatternDrafter:
-    """One letter per step: R all right, W all wrong, X wrong at one place, which moves from step to step."""
-
-    def __init__(self, pattern: Sequence[str]) -> None:
-        self.pattern = pattern
-        self.accepted: list[int] = []  # what the target must accept of each draft
-
-    def propose(self, tokens: Sequence[int], num_tokens: int) -> list[int]:
-        step = len(self.accepted)
-        draft = truth_after(tokens, num_tokens)
-        letter = self.pattern[step % len(self.pattern)]
-        bad = {
-            "R": set[int](),
-            "W": set(range(num_tokens)),
-            "X": {(step + len(tokens)) % num_tokens},
-        }[letter]
-        self.accepted.append(min(bad, default=num_tokens))
-        return [wrong(token) if place in bad else token for place, token in enumerate(draft)]
+def drafter_of(pattern: Iterable[str]) -> PatternDrafter:
+    return PatternDrafter(cycle(pattern), PROMPT + TRUTH, VOCAB)
 
 
 @pytest.mark.parametrize("num_draft_tokens", range(1, 8))
 def test_every_acceptance_pattern_gives_the_tokens_of_plain_greedy(num_draft_tokens: int) -> None:
     for pattern in product("RWX", repeat=6):
-        drafter = PatternDrafter(pattern)
+        drafter = drafter_of(pattern)
         target = ToyTarget(capacity=70)
         result = generate(
             target, PROMPT, max_new_tokens=29, drafter=drafter, num_draft_tokens=num_draft_tokens
@@ -132,6 +117,17 @@ def test_the_end_token_inside_an_accepted_draft_ends_the_generation(at: int, num
     assert target.stored == PROMPT + TRUTH[: until - 1]
     assert 1 + sum(step.emitted for step in result.steps) == until
     assert all(step.accepted <= step.emitted <= step.accepted + 1 for step in result.steps)
+
+
+def test_a_cache_that_cannot_go_back_costs_no_result_that_is_complete() -> None:
+    target = ToyTarget(rewind_rows=0)
+    drafter = Scripted(lambda tokens, n: [*truth_after(tokens, 2), 0][:n])
+    eos = TRUTH[1]
+    result = generate(target, PROMPT, max_new_tokens=8, drafter=drafter, num_draft_tokens=3, eos_token_id=eos)
+    assert result.tokens == TRUTH[:2]
+    assert target.stored == [*PROMPT, *TRUTH[:3], 0]
+    with pytest.raises(TrimError, match="toy: cannot go back to 8"):
+        generate(target, PROMPT, max_new_tokens=8, drafter=drafter, num_draft_tokens=3)
 
 
 def test_an_end_token_that_the_target_rejects_does_not_end_anything() -> None:
@@ -232,8 +228,11 @@ def test_no_token_wanted_leaves_the_target_alone() -> None:
         ([], {}, InputError, "prompt_ids is empty"),
         ([3, 11], {}, InputError, r"prompt_ids\[1\] is 11, outside the vocabulary of the target: 0 to 10"),
         ([3, -1], {}, InputError, r"prompt_ids\[1\] is -1"),
-        ([0.5], {}, InputError, "flat sequence of integers, got 1 dimension.* of float64"),
-        ([[1, 2]], {}, InputError, "flat sequence of integers, got 2 dimension"),
+        ([0.5], {}, InputError, "flat sequence of integers: 'float' object"),
+        ([[1, 2]], {}, InputError, "flat sequence of integers: 'list' object"),
+        (np.array([[1, 2]]), {}, InputError, "flat sequence of integers: only integer scalar"),
+        (np.array([[1]]), {}, InputError, "flat sequence of integers: only integer scalar"),
+        (3, {}, InputError, "flat sequence of integers: 'int' object is not iterable"),
         ([1] * 17, {}, CapacityError, "the prompt has 17 tokens, the target takes 16"),
         (PROMPT, {"max_new_tokens": -1}, InputError, "max_new_tokens is -1"),
         (PROMPT, {"eos_token_id": 11}, InputError, "eos_token_id is 11, outside the vocabulary"),
@@ -287,10 +286,10 @@ def test_a_draft_that_breaks_the_agreement_is_refused_before_it_is_fed(
 @pytest.mark.parametrize("call", range(4))
 def test_a_target_that_fails_at_any_call_serves_the_next_generation(call: int) -> None:
     target = ToyTarget(refuse_calls=frozenset({call}))
-    drafter = PatternDrafter("XR")
+    drafter = drafter_of("XR")
     with pytest.raises(RuntimeError, match="toy: this inference fails"):
         generate(target, PROMPT, max_new_tokens=20, drafter=drafter, num_draft_tokens=2)
-    again = PatternDrafter("RX")
+    again = drafter_of("RX")
     assert generate(target, PROMPT, max_new_tokens=20, drafter=again, num_draft_tokens=2).tokens == TRUTH[:20]
 
 
@@ -321,7 +320,7 @@ def test_only_the_newest_rows_of_padded_logits_count() -> None:
             junk[..., 0] = 1e4
             return {"logits": np.concatenate([junk, rows], axis=1)}
 
-    result = generate(PaddedRows(), PROMPT, max_new_tokens=19, drafter=PatternDrafter("RXW"))
+    result = generate(PaddedRows(), PROMPT, max_new_tokens=19, drafter=drafter_of("RXW"))
     assert result.tokens == TRUTH[:19]
 
 

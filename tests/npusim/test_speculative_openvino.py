@@ -215,7 +215,7 @@ def block(tokens: Sequence[int], first: int) -> dict[str, npt.NDArray[np.int64]]
         ({**block([1, 2], 6), "position_ids": np.zeros((1, 0), int)}, InputError, r"must be \[1, 2\]"),
         ({"input_ids": np.zeros((2, 1), int)}, InputError, r"input_ids has shape \[2, 1\]"),
         ({"input_ids": np.zeros((1, 0), int)}, InputError, r"input_ids has shape \[1, 0\]"),
-        ({"input_ids": np.zeros((1, 2))}, InputError, "of float64"),
+        ({"input_ids": np.zeros((1, 2))}, InputError, "input_ids must be a flat sequence of integers"),
         ({"position_ids": np.array([[6]])}, InputError, r"got \['position_ids'\]"),
         ({**block([1], 6), "beam_idx": np.zeros(1, int)}, InputError, "inputs are input_ids and"),
     ],

@@ -12,8 +12,8 @@ from toy_target import ToyTarget, hashed
 from npusim.errors import CapacityError, InputError
 from npusim.replay import Difference, ReplayResult, replay
 from npusim.speculative import PromptLookup, Scripted, generate
+from npusim.stage import Stage
 from npusim.trace import (
-    Stage,
     StepRecord,
     TraceError,
     TraceHeader,

@@ -1,0 +1,106 @@
+"""Records of the simulated NPU's request, and their replay."""
+
+import numpy as np
+import pytest
+from model_files import READABLE
+
+import npusim
+from npusim.errors import CapacityError, TrimError
+from npusim.replay import replay
+from npusim.speculative import Scripted, generate
+from npusim.stage import Stage
+from npusim.trace import StepRecord, WindowRecord
+
+
+def compiled(model: str = "gptoss_attention", **changes: str | int) -> npusim.CompiledLLM:
+    config: dict[str, str | int] = {
+        "NPUW_LLM_MAX_PROMPT_LEN": 9,
+        "NPUW_LLM_MIN_RESPONSE_LEN": 14,
+        "NPUW_LLM_MAX_GENERATION_TOKEN_LEN": 4,
+    }
+    return npusim.compile_model(READABLE[model], config | changes)
+
+
+@pytest.fixture(scope="module")
+def eager() -> npusim.CompiledLLM:
+    return compiled()
+
+
+@pytest.fixture(scope="module")
+def deferred() -> npusim.CompiledLLM:
+    return compiled(NPUSIM_COMMIT="DEFERRED")
+
+
+PROMPT = [40, 41, 200, 17, 3]
+
+
+def recorded(llm: npusim.CompiledLLM) -> list[StepRecord]:
+    """Rejected drafts, trims, a reset, a prompt of one token and two refusals."""
+    records: list[StepRecord] = []
+    request = llm.create_infer_request()
+    request.step_listener = records.append
+    flawed = Scripted(lambda tokens, n: [tokens[-1], 7, 7][:n])
+    generate(request, PROMPT, max_new_tokens=10, drafter=flawed, num_draft_tokens=3)
+    request.trim(9)
+    request.infer({"input_ids": np.array([[5, 6]])})
+    with pytest.raises(CapacityError, match="a block of 5 tokens"):
+        request.infer({"input_ids": np.array([[1, 2, 3, 4, 5]])})
+    request.reset_state()
+    generate(request, [257], max_new_tokens=12, drafter=flawed, num_draft_tokens=2)
+    with pytest.raises(CapacityError, match="a prompt of 10 tokens"):
+        request.infer({"input_ids": np.ones((1, 10), int), "position_ids": np.arange(10)[None]})
+    generate(request, PROMPT[:2], max_new_tokens=3)
+    return records
+
+
+def test_a_record_says_what_a_call_did(eager: npusim.CompiledLLM) -> None:
+    records: list[StepRecord] = []
+    request = eager.create_infer_request()
+    request.step_listener = records.append
+    for tokens, first in [(PROMPT, 0), ([8, 9, 10], 5), ([11, 12, 13], 6), ([14], 9)]:
+        positions = first + np.arange(len(tokens))[None]
+        request.infer({"input_ids": np.array([tokens]), "position_ids": positions})
+    assert [record.stage for record in records] == [Stage.PREFILL] + [Stage.GENERATE] * 3
+    assert [record.trimmed for record in records] == [0, 0, 2, 0]
+    assert records[2].tokens == (11, 12, 13)
+    assert records[2].positions == (6, 7, 8)
+    assert records[3].windows == (
+        WindowRecord(local_window_size=-1, slots_written=((9, 10),), visible=(0, 10)),
+        WindowRecord(local_window_size=8, slots_written=((9, 10),), visible=(2, 10)),
+    )
+    assert all(record.graph_seconds > 0 and record.host_seconds > 0 for record in records)
+    assert len({record.logits_sha256 for record in records}) == 4
+
+
+@pytest.mark.parametrize("policy", ["eager", "deferred"])
+def test_a_replay_reproduces_a_request_bit_for_bit(
+    policy: str, request: pytest.FixtureRequest, eager: npusim.CompiledLLM
+) -> None:
+    llm: npusim.CompiledLLM = request.getfixturevalue(policy)
+    records = recorded(llm)
+    assert [record.error for record in records if record.error] == ["CapacityError"] * 2
+    assert max(record.trimmed for record in records) == 5, "by trim"
+    used = llm.create_infer_request()
+    generate(used, [1, 2, 3], max_new_tokens=12)
+    assert replay(records, used).difference is None
+    assert replay(records, eager.create_infer_request()).difference is None, "commit is not seen from outside"
+
+
+def test_a_trim_that_is_refused_once_is_refused_in_the_replay() -> None:
+    """A ring of 8 + 4 - 1 rows cannot go back by 5: the record holds the refusal, and the calls after it."""
+    llm = compiled("phi3_window8", NPUSIM_KV_LAYOUT="RING")
+    request = llm.create_infer_request()
+    records: list[StepRecord] = []
+    request.step_listener = records.append
+    generate(request, PROMPT, max_new_tokens=14)
+    with pytest.raises(TrimError, match="have overwritten or evicted"):
+        request.infer({"input_ids": np.array([[4]]), "position_ids": np.array([[10]])})
+    request.infer({"input_ids": np.array([[4]])})
+    assert [record.error for record in records][-2:] == ["TrimError", ""]
+    assert replay(records, llm.create_infer_request()).difference is None
+
+
+def test_another_model_is_another_trace(eager: npusim.CompiledLLM) -> None:
+    difference = replay(recorded(eager), compiled("qwen3").create_infer_request()).difference
+    assert difference is not None
+    assert (difference.index, difference.field) == (0, "windows")
