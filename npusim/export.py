@@ -14,6 +14,7 @@ from npusim import byte_vocabulary
 from npusim.byte_tokenizer import build_detokenizer, build_tokenizer
 from npusim.errors import ConfigError, ModelError
 from npusim.model_spec import ModelSpec, read_model, read_spec
+from npusim.npuw_probe import NativeProbe, NativeVerdict, probe_layer
 from npusim.onnx_attention import AttentionLayer, Sink, read_onnx_attention
 from transforms import DecompositionError, StatefulGQA
 
@@ -43,10 +44,11 @@ class Tokenizer(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedLayer:
-    """One attention layer: what the file says of it, and how it was lowered."""
+    """One attention layer: what the file says, how it was lowered, what NPUW does with the op itself."""
 
     layer: AttentionLayer
     lowered: str
+    native: NativeProbe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,11 +67,14 @@ def export(
     *,
     tokenizer: str | os.PathLike[str] | Tokenizer = Tokenizer.AUTO,
     overwrite: bool = False,
+    probe_native: bool = True,
 ) -> ExportSummary:
     """Lower an ONNX model and write it to `folder`, ready for `openvino_genai.LLMPipeline`, on CPU or NPU.
 
     tokenizer: a folder that holds openvino_tokenizer.xml and openvino_detokenizer.xml (its configuration
     files come along), or one of `Tokenizer`. Without one the pipeline takes token ids, no text.
+    probe_native: whether to ask the installed OpenVINO what it does without the lowering (seconds a kind of
+    layer); the answer is in the summary.
 
     Raises ModelError for a model that cannot be lowered, ConfigError for a folder that cannot be used;
     nothing is written then.
@@ -97,9 +102,17 @@ def export(
     return ExportSummary(
         folder=target,
         files=tuple(files),
-        layers=tuple(ExportedLayer(layer=layer, lowered=_lowered(layer)) for layer in attention.layers),
+        layers=tuple(
+            ExportedLayer(
+                layer=layer, lowered=_lowered(layer), native=probe_layer(layer) if probe_native else NOT_ASKED
+            )
+            for layer in attention.layers
+        ),
         notes=_notes(plan, len(attention.layers)),
     )
+
+
+NOT_ASKED = NativeProbe(verdict=NativeVerdict.NOT_PROBED, reason="not asked for")
 
 
 def _plan_tokenizer(tokenizer: str | os.PathLike[str] | Tokenizer, spec: ModelSpec) -> Path | Tokenizer:

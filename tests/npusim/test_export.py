@@ -17,7 +17,8 @@ from npusim import npuw
 from npusim.byte_tokenizer import build_detokenizer, build_tokenizer
 from npusim.byte_vocabulary import BEGIN_TOKEN, END_TOKEN, decode, encode
 from npusim.errors import ConfigError, ModelError
-from npusim.export import Tokenizer, export
+from npusim.export import NOT_ASKED, Tokenizer, export
+from npusim.npuw_probe import NativeVerdict
 
 TEXTS = ["Return a list of the ", "", "naïve 😀", "a"]
 PROMPT = "Return a list of the "
@@ -38,6 +39,11 @@ def test_files_and_summary(tmp_path: Path) -> None:
         "rotary from position_ids"
     )
     assert "a causal mask" in summary.layers[1].lowered
+    asked = NativeVerdict.NOT_PROBED if npuw.unavailable_reason() else None
+    verdicts = [exported.native.verdict for exported in summary.layers]
+    assert verdicts[::2] == verdicts[:1] * 2
+    assert all((verdict is NativeVerdict.NOT_PROBED) == (asked is not None) for verdict in verdicts)
+    assert NOT_ASKED not in [exported.native for exported in summary.layers]
     assert "the pipeline takes token ids" in summary.notes[0]
     assert "NPUW_ONLINE_PIPELINE=NONE" in summary.notes[1]
     config = json.loads((summary.folder / "config.json").read_text())
@@ -48,7 +54,7 @@ def test_files_and_summary(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["gemma3_alternating", "swa_target"])
 def test_the_written_model_computes_the_same(name: str, tmp_path: Path) -> None:
-    export(READABLE[name], tmp_path)
+    export(READABLE[name], tmp_path, probe_native=False)
     target = runs.cpu_target(ov.Core().read_model(tmp_path / "openvino_model.xml"))
     oracle = OrtModel(READABLE[name])
     for block in (17, 1, 4, 20):
@@ -85,7 +91,7 @@ def test_a_tokenizer_folder_comes_along(tmp_path: Path) -> None:
             (given / f"{name}.{kind}").write_text(f"{name}.{kind}")
     (given / "generation_config.json").write_text('{"eos_token_id": 7}')
     (given / "unrelated.txt").write_text("x")
-    summary = export(READABLE["qwen3"], tmp_path / "out", tokenizer=given)
+    summary = export(READABLE["qwen3"], tmp_path / "out", tokenizer=given, probe_native=False)
     assert (tmp_path / "out" / "openvino_detokenizer.bin").read_text() == "openvino_detokenizer.bin"
     assert json.loads((tmp_path / "out" / "generation_config.json").read_text()) == {"eos_token_id": 7}
     assert sorted(summary.files) == files_in(tmp_path / "out")
@@ -97,39 +103,39 @@ def test_special_tokens_of_the_model_builder_are_kept(tmp_path: Path) -> None:
     source.write_bytes(READABLE["llama"].read_bytes())
     noted = tmp_path / "genai_config.json"
     noted.write_text(json.dumps({"model": {"bos_token_id": 3, "eos_token_id": [4, 5], "vocab_size": 259}}))
-    export(source, tmp_path / "out", tokenizer=Tokenizer.NONE)
+    export(source, tmp_path / "out", tokenizer=Tokenizer.NONE, probe_native=False)
     written = json.loads((tmp_path / "out" / "generation_config.json").read_text())
     assert written == {"bos_token_id": 3, "eos_token_id": [4, 5]}
     noted.write_text("{")
     with pytest.raises(ModelError, match="not a configuration of onnxruntime-genai"):
-        export(source, tmp_path / "second", tokenizer=Tokenizer.NONE)
+        export(source, tmp_path / "second", tokenizer=Tokenizer.NONE, probe_native=False)
     assert not (tmp_path / "second").exists()
 
 
 def test_what_cannot_be_exported_writes_nothing(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(ModelError, match="OpenVINO cannot read it"):
-        export(UNREADABLE["gemma2_softcap"], out)
+        export(UNREADABLE["gemma2_softcap"], out, probe_native=False)
     with pytest.raises(ModelError, match="no such file"):
-        export(tmp_path / "missing.onnx", out)
+        export(tmp_path / "missing.onnx", out, probe_native=False)
     with pytest.raises(ConfigError, match=r"no openvino_tokenizer\.xml there"):
-        export(READABLE["llama"], out, tokenizer=tmp_path)
+        export(READABLE["llama"], out, tokenizer=tmp_path, probe_native=False)
     assert not out.exists()
 
 
 def test_a_folder_in_use_is_not_overwritten_unasked(tmp_path: Path) -> None:
-    export(READABLE["llama"], tmp_path)
+    export(READABLE["llama"], tmp_path, probe_native=False)
     before = (tmp_path / "openvino_model.bin").stat().st_mtime_ns
     with pytest.raises(ConfigError, match=r"holds an openvino_model\.xml already"):
-        export(READABLE["swa_draft"], tmp_path)
+        export(READABLE["swa_draft"], tmp_path, probe_native=False)
     assert (tmp_path / "openvino_model.bin").stat().st_mtime_ns == before
-    export(READABLE["swa_draft"], tmp_path, overwrite=True)
+    export(READABLE["swa_draft"], tmp_path, overwrite=True, probe_native=False)
     assert json.loads((tmp_path / "config.json").read_text())["num_hidden_layers"] == 2
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="a file; give a folder"):
-        export(READABLE["llama"], tmp_path / "file")
+        export(READABLE["llama"], tmp_path / "file", probe_native=False)
     with pytest.raises(ConfigError, match="cannot be made"):
-        export(READABLE["llama"], tmp_path / "file" / "below")
+        export(READABLE["llama"], tmp_path / "file" / "below", probe_native=False)
 
 
 NPU: Mapping[str, str | int] = {
@@ -147,8 +153,8 @@ F32: Mapping[str, str | int] = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRE
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The trained target and its draft, exported."""
     folder = tmp_path_factory.mktemp("pair")
-    export(READABLE["swa_target"], folder / "target")
-    export(READABLE["swa_draft"], folder / "draft")
+    export(READABLE["swa_target"], folder / "target", probe_native=False)
+    export(READABLE["swa_draft"], folder / "draft", probe_native=False)
     return folder / "target", folder / "draft"
 
 
