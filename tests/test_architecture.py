@@ -13,9 +13,9 @@ ROOT = Path(__file__).parents[1]
 # From the bottom to the top: a part imports parts of lower lines alone. A new part needs a place here.
 LINES = (
     ("errors", "stage", "tensor_slice", "byte_vocabulary", "cache_element"),
-    ("layout",),
-    ("config", "model_spec", "onnx_attention", "reference", "trace"),
-    ("kv_manager",),
+    ("layout", "byte_tokenizer"),
+    ("config", "model_spec", "npuw_profile", "onnx_attention", "reference", "trace"),
+    ("kv_manager", "npuw_config", "probe_model"),
     ("cache_plan",),
     ("static_graph",),
     ("graphs", "sanitizer", "step_inputs"),
@@ -23,8 +23,9 @@ LINES = (
     ("request",),
     ("compiled_llm",),
     ("speculative",),
-    ("check", "native", "replay"),
-    ("parity",),
+    ("check", "native", "npuw", "replay"),
+    ("npuw_probe", "parity"),
+    ("export",),
     ("",),  # the package itself: what users import
     ("cli",),
 )

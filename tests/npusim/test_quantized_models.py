@@ -12,7 +12,7 @@ from model_files import READABLE
 from quantized_models import OrtSteps, codes_of, layered, quantized, read
 
 import npusim
-import transforms.decompose_gqa
+import transforms.shared_parts
 from npusim.cache_plan import allocate_groups, group_caches, plan_caches
 from npusim.config import LLMConfig
 from npusim.model_spec import read_spec
@@ -180,13 +180,13 @@ def test_a_sanitized_run_of_a_right_graph_has_the_same_bits(form, layout, commit
 
 @pytest.mark.parametrize("form", [INT8, INT4, FLOAT8], ids=["int8", "int4", "float8"])
 def test_a_window_too_wide_is_named_and_changes_nothing(form, monkeypatch):
-    visible = transforms.decompose_gqa.visible
+    visible = transforms.shared_parts.visible
 
     def one_too_wide(frame, *, local_window_size, causal):
         wider = local_window_size + 1 if local_window_size > 0 else -1
         return visible(frame, local_window_size=wider, causal=causal)
 
-    monkeypatch.setattr("transforms.decompose_gqa.visible", one_too_wide)
+    monkeypatch.setattr("transforms.shared_parts.visible", one_too_wide)
     model = quantized(READABLE["gptoss_attention"], form)
     request = npusim.compile_model(read(model), CONFIG | {"NPUSIM_SANITIZE": "YES"}).create_infer_request()
     _infer(request, 0, 7)
