@@ -239,7 +239,9 @@ class _Graph:
     ) -> str:
         """Append a node; the name of its first output."""
         outputs = outputs or [f"{operator}.{len(self._nodes)}"]
-        self._nodes.append(helper.make_node(operator, inputs, outputs, domain=domain, **attributes))
+        node = helper.make_node(operator, inputs, outputs, domain=domain)
+        node.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
+        self._nodes.append(node)
         return outputs[0]
 
     def build(self, name: str) -> onnx.ModelProto:
