@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -109,7 +110,7 @@ def last_row(logits: NDArray[np.generic]) -> NDArray[np.float32]:
 
 
 class NpusimSteps:
-    """A request of npusim. host_seconds: of every step, what was not the compiled graph."""
+    """A request of npusim. host_shares: of every step, the part that was not the compiled graph."""
 
     def __init__(self, conversation: Conversation, *, prefill: bool = True) -> None:
         """prefill False: random rows instead of a computed context; a step costs the same."""
@@ -118,7 +119,7 @@ class NpusimSteps:
         self.compiled = npusim.compile_model(conversation.path, config)
         self.request = self.compiled.create_infer_request()
         self._token = np.full((1, 1), TOKEN)
-        self.graph_seconds: list[float] = []
+        self.host_shares: list[float] = []
         if prefill:
             self.request.infer({"input_ids": np.full((1, self._context), TOKEN)})
         else:
@@ -130,8 +131,9 @@ class NpusimSteps:
             self._restart()
 
     def __call__(self) -> None:
+        began = time.perf_counter()
         self.request.infer({"input_ids": self._token}, share_outputs=True)
-        self.graph_seconds.append(self.request.graph_seconds)
+        self.host_shares.append(1 - self.request.graph_seconds / (time.perf_counter() - began))
 
     def logits(self) -> NDArray[np.float32]:
         """[vocab] of the last step."""

@@ -15,9 +15,6 @@ from transforms import Branch, DecomposeGQA, ExecutionForm, KeepNewRows, KeyLayo
 
 Arrays = dict[str, NDArray[np.generic]]
 
-DEVICE_PROPERTIES = {**COMPILE_PROPERTIES, "SNIPPETS_MODE": "DISABLE"}
-"""The plugin's fused subgraphs compute the device form wrong where a block is as long as there are heads."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class LayerCase:
@@ -73,8 +70,7 @@ class LoweredLayers:
         if fast:
             manager.register_pass(ExecutionForm())
         manager.run_passes(model)
-        properties = COMPILE_PROPERTIES if fast else DEVICE_PROPERTIES
-        compiled = ov.Core().compile_model(model, "CPU", properties)
+        compiled = ov.Core().compile_model(model, "CPU", COMPILE_PROPERTIES)
         self._request = compiled.create_infer_request()
         self._arrays = case.inputs()
         for port in compiled.inputs:
