@@ -141,7 +141,7 @@ class LLMConfig:
         for key, value in mapping.items():
             option = _BY_KEY.get(key)
             if option is None:
-                near = difflib.get_close_matches(str(key), list(_BY_KEY), n=1, cutoff=0.0)
+                near = difflib.get_close_matches(str(key).upper(), list(_BY_KEY), n=1, cutoff=0.0)
                 raise ConfigError(f"unknown config key {key!r}; the nearest known one is {near[0]}")
             values[option.field] = option.parse(key, value)
         return cls(**values)  # type: ignore[arg-type]
@@ -184,7 +184,7 @@ def _at_least(least: int, key: str, value: int | None) -> None:
 def _parse_int(key: str, value: ConfigValue) -> int:
     try:
         number = int(value)
-    except (ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError):
         raise ConfigError(f"{key}={value!r}; a whole number is needed") from None
     if isinstance(value, bool) or (isinstance(value, float) and value != number):
         raise ConfigError(f"{key}={value!r}; a whole number is needed")

@@ -96,16 +96,16 @@ class KVManager:
 
     def can_trim(self, num_tokens: int) -> bool:
         """Whether every layer still holds the window of an end at num_tokens."""
-        if not 0 <= num_tokens <= self.num_stored_tokens:
+        if not self._is_length(num_tokens):
             return False
         return num_tokens >= self._committed or not self._layers_that_cannot_trim(num_tokens)
 
     def check_trim(self, num_tokens: int) -> None:
         """TrimError, naming the layers, unless `can_trim`."""
         stored = self.num_stored_tokens
-        if not 0 <= num_tokens <= stored:
+        if not self._is_length(num_tokens):
             raise TrimError(
-                f"trim to {num_tokens} tokens, but {stored} are stored; give a number from 0 to {stored}"
+                f"trim to {num_tokens} tokens, but {stored} are stored; give an integer from 0 to {stored}"
             )
         if num_tokens >= self._committed:
             return
@@ -161,6 +161,11 @@ class KVManager:
             make_tensor_slice(group.past, ROWS, 0, touched)[...] = 0
         self._committed = self._high_water = self._touched = 0
         self._pending = None
+
+    def _is_length(self, num_tokens: int) -> bool:
+        """Whether it is a number of tokens that the cache can be cut to; 1.5 would be taken by the slices."""
+        is_whole = isinstance(num_tokens, int | np.integer)
+        return is_whole and 0 <= num_tokens <= self.num_stored_tokens
 
     def _layers_that_cannot_trim(self, num_tokens: int) -> list[int]:
         return sorted(

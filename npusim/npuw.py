@@ -88,7 +88,7 @@ class NPUWCompiledLLM:
                 raise ModelError(f"NPUW does not compile the model: {_last_line(error)}") from error
         self.notes = (
             "NPUW's partitioner fails on this model (it loses a border between two subgraphs, a matter of "
-            "luck below five layers); compiled with NPUW_ONLINE_PIPELINE=NONE",
+            "luck below five layers); compiled with NPUW_ONLINE_PIPELINE=NONE and static attention",
         )
         return ov.Core().compile_model(self.model, "NPU", self.config.unpartitioned())
 

@@ -7,7 +7,13 @@ from npusim.config import OPTIONS, ConfigValue, LLMConfig, PrefillHint
 from npusim.errors import ConfigError
 from npusim.npuw_profile import DEFAULT_CHUNK_SIZE, NPUWLengths, npuw_lengths
 
-ONLINE_PIPELINE = "NPUW_ONLINE_PIPELINE"
+UNPARTITIONED = {
+    "NPUW_ONLINE_PIPELINE": "NONE",
+    "NPUW_LLM_PREFILL_ATTENTION_HINT": "STATIC",
+    "NPUW_LLM_GENERATE_ATTENTION_HINT": "STATIC",
+}
+"""One graph per stage. Any other attention hint brings the partitioner back, whatever the pipeline says."""
+
 DEVICES = "NPUW_DEVICES"
 
 _LLM_KEYS = frozenset(option.key for option in OPTIONS if option.key.startswith("NPUW_LLM_"))
@@ -26,11 +32,11 @@ class NPUWConfig:
     @property
     def may_choose_pipeline(self) -> bool:
         """Whether the caller left NPUW's partitioning open."""
-        return ONLINE_PIPELINE not in self.properties
+        return not UNPARTITIONED.keys() & self.properties.keys()
 
     def unpartitioned(self) -> dict[str, str]:
         """The properties with NPUW's partitioner off."""
-        return {**self.properties, ONLINE_PIPELINE: "NONE"}
+        return {**self.properties, **UNPARTITIONED}
 
 
 def read_config(config: Mapping[str, ConfigValue], max_positions: int | None) -> NPUWConfig:

@@ -123,6 +123,8 @@ class LLMInferRequest:
         Raises InputError, CapacityError or TrimError before anything changes. An exception of the runtime
         leaves the state of the last completed step (for a prefill, of the last chunk).
         """
+        if inputs is not None and not isinstance(inputs, Mapping):
+            raise InputError(f"inputs is a {type(inputs).__name__}; give a mapping from input name to tensor")
         given = self._tensors if inputs is None else {**self._tensors, **inputs}
         step = read_step(
             given,

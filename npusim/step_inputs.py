@@ -60,7 +60,7 @@ def read_step(inputs: Mapping[str, TensorLike], *, num_stored_tokens: int, num_e
 
 def _read_row(name: str, value: TensorLike) -> TokenArray:
     """A tensor [1, n] of integers as an int64 array [n]."""
-    array = value.data if isinstance(value, ov.Tensor) else np.asarray(value)
+    array = _as_array(name, value)
     if array.dtype.kind not in "iu" and array.size:
         raise InputError(f"{name} is {array.dtype}; an integer type such as int64 is needed")
     if array.ndim != 2 or array.shape[0] != 1:
@@ -68,6 +68,13 @@ def _read_row(name: str, value: TensorLike) -> TokenArray:
         raise InputError(f"{name} has shape {list(array.shape)}{batch}; [1, tokens] is needed, batch is 1")
     row: TokenArray = array[0].astype(np.int64, copy=False)
     return row
+
+
+def _as_array(name: str, value: TensorLike) -> npt.NDArray[np.generic]:
+    try:
+        return np.asarray(value.data if isinstance(value, ov.Tensor) else value)
+    except ValueError as error:
+        raise InputError(f"{name} is no array: {error}; [1, tokens] integers are needed") from error
 
 
 def _read_start(value: TensorLike, length: int, num_stored_tokens: int) -> int:

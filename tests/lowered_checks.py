@@ -9,7 +9,7 @@ from gqa_data import History, random_history
 from gqa_grid import name_of
 from gqa_models import GQA
 from judges import by_naive, by_ort, by_reference, cached_keys
-from lowered_op import LoweredLayers, Step, capacity_of
+from lowered_op import POISON, LoweredLayers, Step, capacity_of
 
 Missing = Callable[[GQA, int], Iterable[int]]
 """From a layer and P to the positions that its cache does not hold though they may be within the window."""
@@ -35,7 +35,7 @@ def check_step(
     naive: bool = False,
     tolerance: float = 1e-5,
 ) -> None:
-    """The rows of `history` from `stored` on equal every judge; padded rows are finite; presents are right."""
+    """Rows of `history` from `stored` on equal every judge; padded rows are finite; presents are right."""
     num_tokens, absent = history.total - stored, tuple(missing)
     case = f"{name_of(gqa)}: P={stored} n={num_tokens}"
     assert np.isfinite(step.attention).all(), case
@@ -60,12 +60,13 @@ def sweep(
     *,
     missing: Missing = past_capacity,
     tolerance: float = 1e-5,
+    poison: float = POISON,
 ) -> None:
     """Every layer at every (P, n) of `steps`; the naive judge sees the first."""
     total = max(stored + num_tokens for stored, num_tokens in steps)
     histories = [random_history(gqa, total, seed=total) for gqa in lowered.layers]
     for index, (stored, num_tokens) in enumerate(steps):
-        results = lowered.run(histories, stored, num_tokens)
+        results = lowered.run(histories, stored, num_tokens, poison=poison)
         for gqa, step, history in zip(lowered.layers, results, histories, strict=True):
             check_step(
                 gqa,

@@ -8,7 +8,7 @@ number.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import gqa_models
@@ -18,7 +18,7 @@ from gqa_data import Floats, History, op_rows
 from gqa_models import GQA, TokenCount
 from judges import cached_keys
 
-from transforms import Branch, DecomposeGQA, KeyLayout
+from transforms import Branch, DecomposeGQA, KeyLayout, StaticShapes, find_gqa, node_label
 
 POISON = 1.0e3
 
@@ -78,7 +78,11 @@ def capacity_of(gqa: GQA) -> int:
 
 
 class LoweredLayers:
-    """A compiled model of independent layers, lowered for one branch; `model` is the lowered graph."""
+    """A compiled model of independent layers, lowered for one branch; `model` is the lowered graph.
+
+    With `reshaped` the caches are read with open dimensions, as those of a whole model, and made static
+    afterwards.
+    """
 
     def __init__(
         self,
@@ -88,10 +92,11 @@ class LoweredLayers:
         num_tokens: TokenCount | None = None,
         key_layout: KeyLayout = KeyLayout.LINEAR,
         precision: str = "f32",
+        reshaped: bool = False,
     ) -> None:
         self.layers = tuple(layers)
         self._slots = right_aligned_slots if branch is Branch.PREFILL else SLOTS[key_layout]
-        self.model = read(gqa_models.build_layers(layers, num_tokens=num_tokens))
+        self.model = _reshaped(layers, num_tokens) if reshaped else read_layers(layers, num_tokens)
         block_tokens = None if num_tokens is None else (lambda model: model.input("num_tokens"))
         self.lowering = DecomposeGQA(branch, key_layout=key_layout, block_tokens=block_tokens)
         self.lowering.run_on_model(self.model)
@@ -167,9 +172,19 @@ def core() -> ov.Core:
     return ov.Core()
 
 
-def read(model: bytes) -> ov.Model:
-    """The model as OpenVINO's frontend reads it, GroupQueryAttention kept."""
-    return core().read_model(model)
+def read_layers(layers: Sequence[GQA], num_tokens: TokenCount | None = None) -> ov.Model:
+    """The layers as OpenVINO's frontend reads them, GroupQueryAttention kept."""
+    return core().read_model(gqa_models.build_layers(layers, num_tokens=num_tokens))
+
+
+def _reshaped(layers: Sequence[GQA], num_tokens: TokenCount | None) -> ov.Model:
+    model = read_layers([replace(layer, capacity=None) for layer in layers], num_tokens)
+    names = [node_label(node) for node in find_gqa(model)]
+    capacities = {
+        name: capacity_of(layers[0 if len(layers) == 1 else int(name.split(".")[1])]) for name in names
+    }
+    StaticShapes(sequence_length=layers[0].sequence_length or 1, past_length=capacities).run_on_model(model)
+    return model
 
 
 def _padded(real: Floats, axis: int, length: int | None, poison: float) -> Floats:

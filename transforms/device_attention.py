@@ -46,17 +46,19 @@ def read_attention(node: Node) -> DeviceAttention | None:
     shapes = [list(source.get_shape()) for source in inputs]
     if not _is_plain(shapes) or mask.get_element_type() not in _FLOATS:
         return None
-    keys, values = _ranges(_without_broadcast(key)), _ranges(_without_broadcast(value))
-    key_lengths, value_lengths = _lengths(keys), _lengths(values)
-    kv_num_heads = keys[0].get_shape()[1]
-    if key_lengths != value_lengths or values[0].get_shape()[1] != kv_num_heads:
+    key, value = _without_broadcast(key), _without_broadcast(value)
+    kv_num_heads = key.get_shape()[1]
+    if value.get_shape()[1] != kv_num_heads:
         return None
+    keys, values = _ranges(key), _ranges(value)
+    if _lengths(keys) != _lengths(values):
+        keys, values = (key,), (value,)
     sizes = AttentionSizes(
         num_heads=shapes[0][1],
         kv_num_heads=kv_num_heads,
         head_size=shapes[0][3],
         sequence_length=shapes[0][2],
-        key_lengths=key_lengths,
+        key_lengths=_lengths(keys),
         has_sink=len(inputs) > 5,
     )
     sink = inputs[5] if sizes.has_sink else None

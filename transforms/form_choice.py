@@ -7,27 +7,27 @@ between 0.75 and 1.3 are noise and decide nothing.
     64/8 x 64    1   512 |   2.25   0.16    0.22   0.36 | 0.1 MB
     64/8 x 64    1  2048 |   13.0   0.57    0.84   1.49 | 0.5 MB
     64/8 x 64    1  8192 |    207   1.98    6.01   11.8 |   2 MB
-    64/8 x 64    4  2048 |     25   1.18    1.24      - |   2 MB
+    64/8 x 64    4  2048 |   20.0   1.18    1.24      - |   2 MB
     32/8 x 64    8  1024 |   2.69   0.68    0.65   0.98 |   1 MB
     32/8 x 64   32  1024 |   3.62   1.98    1.61   1.92 |   4 MB
     8/2 x 64    64   512 |   0.65   0.59    0.40   0.51 |   1 MB
     16/4 x 128  16  8192 |    516   22.2    23.9    133 |   8 MB
     16/4 x 128  64  4096 |    257   55.7    66.7    107 |  17 MB
     32/8 x 64  128  1024 |   7.59   8.30    5.94   6.26 |  19 MB
-    32/8 x 64  256  1024 |   31.7   53.5    26.9   28.1 |  43 MB
+    32/8 x 64  256  1024 |   31.7   53.5    26.9   28.1 |  42 MB
     32/8 x 64  512  1024 |    104    209     136   79.6 | 101 MB
-    64/8 x 64  512     0 |   43.8      -    62.0   43.9 |  67 MB
+    64/8 x 64  512     0 |   43.8      -    57.2   43.9 |  67 MB
 
 SPLIT copies every score twice (into one row, and out of it), JOINED every key and value once; the device
 form repeats keys and values for each query head, transposes and copies them. In a chain of layers with few
-keys the calls count, not the bytes: 12 layers at C = 144, S = 1 take 0.90 SPLIT, 0.65 JOINED; 8 layers at
-C = 256 take 0.82 and 0.72.
+keys the calls count, not the bytes: 12 layers at C = 144, S = 1 take 0.90 SPLIT, 0.65 JOINED; 8 layers take
+0.82 and 0.72 at C = 256, 1.44 and 1.44 at C = 512.
 """
 
 from dataclasses import dataclass
 from enum import Enum
 
-FEW_KEYS = 320
+FEW_KEYS = 256
 """Up to this many keys, copying them is cheaper than two more MatMuls."""
 
 FUSED_SCORE_BYTES = 32 * 2**20

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from gqa_data import random_history
 from gqa_grid import HEADS, VARIANTS, grid_layers, with_heads
 from gqa_models import GQA, RotaryTable, TokenCount
-from judges import by_reference
-from lowered_checks import check_step, sweep
+from lowered_checks import sweep
 from lowered_op import LoweredLayers, core
 
 from transforms import Branch
@@ -23,12 +20,30 @@ GRID = [(heads, rows) for heads in HEADS for rows in sorted({1, 2, 3, 4, 5, HEAD
 def test_every_option_at_every_length(heads: str, rows: int) -> None:
     shift = GRID.index((heads, rows))
     capacity = 5 + shift % 4
-    bias_length = capacity + BEYOND + rows + 2
-    layers = grid_layers(heads, sequence_length=rows, capacity=capacity, bias_length=bias_length, shift=shift)
+    layers = grid_layers(
+        heads,
+        sequence_length=rows,
+        capacity=capacity,
+        bias_length=capacity + BEYOND + rows + 2,
+        shift=shift,
+        windows=2 if rows in (2, HEADS[heads][0]) else 1,
+    )
     lowered = LoweredLayers(layers, Branch.GENERATE, num_tokens=TokenCount(int64=shift % 2 == 0))
     assert lowered.lowering.lowered == len(layers)
     lengths = [capacity - 1, 0, 1, capacity, capacity + 1, capacity + BEYOND]
     sweep(lowered, [(stored, 1 + (index + shift) % rows) for index, stored in enumerate(lengths)])
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_lone_node_with_as_many_rows_as_heads(variant: str, heads: str) -> None:
+    # Where query and output have equal shapes and no other node shares the mask, OpenVINO's CPU plugin may
+    # let its attention kernel write over the query; a transpose fused on one side alone then spoils it.
+    rows = HEADS[heads][0]
+    gqa = replace(with_heads(VARIANTS[variant], heads), sequence_length=rows, capacity=5, bias_length=16)
+    sweep(LoweredLayers([gqa], Branch.GENERATE), [(3, rows), (6, rows)])
+    prompt = replace(gqa, capacity=0)
+    sweep(LoweredLayers([prompt], Branch.PREFILL), [(0, rows), (0, rows - 1)])
 
 
 @pytest.mark.parametrize("rows", [1, 3, 4])
@@ -72,11 +87,12 @@ def test_a_window_sized_cache_flag_on_a_full_buffer_is_only_a_window() -> None:
     sweep(lowered, [(2, 2), (0, 3), (5, 3), (7, 1)])
 
 
-@pytest.mark.parametrize("rows", [3, 4])
-def test_a_symbolic_head_size_of_the_cache_is_the_query_s(rows: int) -> None:
-    gqa = GQA(sequence_length=rows, capacity=5, symbolic_head_size=True, rotary=RotaryTable(), scale=0.3)
-    lowered = LoweredLayers([gqa], Branch.GENERATE, num_tokens=TokenCount())
-    sweep(lowered, [(4, 2), (0, rows)])
+@pytest.mark.parametrize("reshaped", [False, True])
+def test_a_symbolic_head_size_of_the_cache_is_the_query_s(reshaped: bool) -> None:
+    gqa = GQA(sequence_length=3, capacity=5, symbolic_head_size=True, rotary=RotaryTable(), scale=0.3)
+    layers = [gqa, replace(gqa, capacity=7)]
+    lowered = LoweredLayers(layers, Branch.GENERATE, num_tokens=TokenCount(), reshaped=reshaped)
+    sweep(lowered, [(4, 2), (0, 3)])
 
 
 @pytest.mark.parametrize("precision", ["f32", "f16"])
@@ -88,31 +104,13 @@ def test_half_precision(precision: str) -> None:
         for layer in grid_layers("6/2", sequence_length=5, capacity=7, bias_length=20, shift=1, windows=1)
     ]
     lowered = LoweredLayers(layers, Branch.GENERATE, num_tokens=TokenCount(), precision=precision)
-    # Values of a few units, rounded to 11 bits: 0.008 is four steps of the last one.
-    tolerance = 8e-3
-    sweep(lowered, [(6, 3), (0, 5), (9, 2)], tolerance=tolerance)
+    # Values of a few units, rounded to 11 bits: 0.008 is four steps of the last one. The score of two
+    # poisoned rows must stay a float16.
+    sweep(lowered, [(6, 3), (0, 5), (9, 2)], tolerance=8e-3, poison=50.0)
 
 
-@pytest.mark.parametrize("poison", [-1e3, 3e4, 0.0])
-def test_unread_slots_may_hold_any_finite_number(poison: float) -> None:
+def test_unread_slots_may_hold_any_finite_number() -> None:
     layers = grid_layers("4/2", sequence_length=4, capacity=6, bias_length=15, shift=4, windows=1)
     lowered = LoweredLayers(layers, Branch.GENERATE, num_tokens=TokenCount())
-    for stored, num_tokens in ((2, 2), (8, 1)):
-        histories = [random_history(gqa, stored + num_tokens, seed=3) for gqa in layers]
-        steps = lowered.run(histories, stored, num_tokens, poison=poison)
-        for gqa, step, history in zip(layers, steps, histories, strict=True):
-            check_step(gqa, step, history, stored, missing=range(6, stored))
-
-
-def test_a_block_equals_its_tokens_one_by_one_and_a_fresh_prompt() -> None:
-    gqa = replace(with_heads(VARIANTS["half"], "6/2"), sequence_length=3, capacity=8, local_window_size=4)
-    history = random_history(gqa, 8, seed=21)
-    block = LoweredLayers([gqa], Branch.GENERATE).run([history], 5, 3)[0].attention
-    single = LoweredLayers([replace(gqa, sequence_length=1)], Branch.GENERATE)
-    for row in range(3):
-        alone = single.run([history], 5 + row, 1)[0].attention
-        np.testing.assert_allclose(block[:, row : row + 1], alone, atol=1e-5)
-    prompt = LoweredLayers([replace(gqa, sequence_length=8, capacity=0)], Branch.PREFILL)
-    whole = prompt.run([history], 0, 8)[0].attention
-    np.testing.assert_allclose(block, whole[:, 5:], atol=1e-5)
-    np.testing.assert_allclose(block, by_reference(gqa, history, 5).attention, atol=1e-5)
+    for poison in (-1e3, 3e4, 0.0):
+        sweep(lowered, [(2, 2), (8, 1)], poison=poison)

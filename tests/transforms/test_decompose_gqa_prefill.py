@@ -19,7 +19,9 @@ GRID = [(heads, rows) for heads in HEADS for rows in (3, HEADS[heads][0], 11)]
 @pytest.mark.parametrize(("heads", "rows"), GRID)
 def test_every_option_at_every_prompt_length(heads: str, rows: int) -> None:
     shift = GRID.index((heads, rows))
-    layers = grid_layers(heads, sequence_length=rows, capacity=0, bias_length=rows + 2, shift=shift)
+    layers = grid_layers(
+        heads, sequence_length=rows, capacity=0, bias_length=rows + 2, shift=shift, windows=1
+    )
     counted = TokenCount(int64=True) if shift % 2 else None
     lowered = LoweredLayers(layers, Branch.PREFILL, num_tokens=counted)
     assert lowered.lowering.lowered == len(layers)
@@ -49,11 +51,13 @@ def test_padded_rows_are_finite_in_half_precision(precision: str) -> None:
         replace(layer, float16=True)
         for layer in grid_layers("4/2", sequence_length=8, capacity=0, bias_length=8, shift=0, windows=1)
     ]
-    # Values of a few units, rounded to 11 bits: 0.008 is four steps of the last one.
-    sweep(LoweredLayers(layers, Branch.PREFILL, precision=precision), [(0, 5), (0, 8)], tolerance=8e-3)
+    # Values of a few units, rounded to 11 bits: 0.008 is four steps of the last one. The score of two
+    # poisoned rows must stay a float16.
+    lowered = LoweredLayers(layers, Branch.PREFILL, precision=precision)
+    sweep(lowered, [(0, 5), (0, 8)], tolerance=8e-3, poison=50.0)
 
 
 def test_a_window_sized_cache_flag_is_only_a_window() -> None:
     gqa = replace(with_heads(VARIANTS["interleaved"], "4/2"), sequence_length=9, capacity=0)
     layers = [replace(gqa, local_window_size=window, sliding_window_cache=True) for window in (1, 4, 30)]
-    sweep(LoweredLayers(layers, Branch.PREFILL), [(0, 7), (0, 9)])
+    sweep(LoweredLayers(layers, Branch.PREFILL, reshaped=True), [(0, 7), (0, 9)])

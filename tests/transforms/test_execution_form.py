@@ -123,22 +123,22 @@ def test_fused_and_joined_copy_the_cache_at_the_size_of_kv_heads() -> None:
         assert [list(node.shape) for node in joined] == [[1, 2, 10, 16]] * 2
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("has_sink", [False, True])
-def test_layers_share_one_mask_in_every_shape(form: AttentionForm, has_sink: bool) -> None:
-    def count(layers: int) -> int:
-        """Nodes of a model but for what each layer has of its own."""
-        case = make_case((6, 2), 3, 7)
-        model = (sinks(case) if has_sink else case).device_form(layers=layers)
-        ExecutionForm(lambda _sizes: form).run_on_model(model)
-        return len([node for node in model.get_ops() if node.get_type_name() != "Constant"])
-
-    one, two, three = count(1), count(2), count(3)
-    own = three - two
-    assert two - one == own
-    model = make_case((6, 2), 3, 7).device_form(layers=3)
+@pytest.mark.parametrize(
+    ("form", "has_sink", "prepared"),
+    [
+        (AttentionForm.SPLIT, True, [1, 1, 3, 11]),  # with a column for the sink
+        (AttentionForm.FUSED, False, [1, 1, 9, 10]),  # repeated for the three heads of a KV head
+    ],
+)
+def test_layers_share_one_mask_in_every_shape(
+    form: AttentionForm, has_sink: bool, prepared: list[int]
+) -> None:
+    case = make_case((6, 2), 3, 7)
+    model = (sinks(case) if has_sink else case).device_form(layers=3)
     ExecutionForm(lambda _sizes: form).run_on_model(model)
     assert types(model)["Select"] == 1
+    shapes = [str(node.get_output_partial_shape(0)) for node in model.get_ops()]
+    assert shapes.count(str(ov.PartialShape(prepared))) == 1
 
 
 def test_one_query_head_per_kv_head_has_its_fused_form_already() -> None:

@@ -25,7 +25,7 @@ def test_many_rows_copy_keys_rather_than_scores(rows: int, form: AttentionForm) 
 
 
 @pytest.mark.parametrize(
-    ("past", "form"), [(126, AttentionForm.JOINED), (312, AttentionForm.JOINED), (313, AttentionForm.SPLIT)]
+    ("past", "form"), [(126, AttentionForm.JOINED), (248, AttentionForm.JOINED), (249, AttentionForm.SPLIT)]
 )
 def test_few_keys_are_copied_rather_than_multiplied_apart(past: int, form: AttentionForm) -> None:
     assert choose_form(replace(PLAIN, key_lengths=(past, 8))) is form

@@ -13,7 +13,7 @@ from model_files import READABLE
 from openvino import Node, Output
 from openvino._offline_transformations import paged_attention_transformation
 from ort_runner import OrtModel
-from tiny_llm import TinyLLM
+from llama_like import LlamaLike
 
 import transforms.stateful as stateful
 import transforms.stateful_mask as stateful_mask
@@ -42,7 +42,7 @@ def tokens_of(count: int) -> list[int]:
     return np.random.default_rng(3).integers(0, 60, count).tolist()
 
 
-def oracle(tiny: TinyLLM, tmp_path: Path) -> OrtModel:
+def oracle(tiny: LlamaLike, tmp_path: Path) -> OrtModel:
     path = tmp_path / "tiny.onnx"
     path.write_bytes(tiny.serialized)
     return OrtModel(path)
@@ -84,18 +84,18 @@ def check_speculative(frame: runs.StaticFrame, oracle: OrtModel) -> None:
 @pytest.mark.parametrize(
     "tiny",
     [
-        TinyLLM(windows=(3, -1, 5), head_size=32, rotary_half=8),
-        TinyLLM(windows=(4,), interleaved=True),
-        TinyLLM(windows=(1, 6), head_size=32, rotary_half=8, interleaved=True, packed=False),
-        TinyLLM(windows=(4, -1), smooth_softmax=True),
-        TinyLLM(windows=(4, -1), sinks=True, smooth_softmax=True, num_heads=6, kv_num_heads=3),
-        TinyLLM(windows=(70,), num_heads=3, kv_num_heads=3),
-        TinyLLM(windows=(5, -1), num_heads=8),
-        TinyLLM(windows=(5, -1), num_heads=8, packed=False),
+        LlamaLike(windows=(3, -1, 5), head_size=32, rotary_half=8),
+        LlamaLike(windows=(4,), interleaved=True),
+        LlamaLike(windows=(1, 6), head_size=32, rotary_half=8, interleaved=True, packed=False),
+        LlamaLike(windows=(4, -1), smooth_softmax=True),
+        LlamaLike(windows=(4, -1), sinks=True, smooth_softmax=True, num_heads=6, kv_num_heads=3),
+        LlamaLike(windows=(70,), num_heads=3, kv_num_heads=3),
+        LlamaLike(windows=(5, -1), num_heads=8),
+        LlamaLike(windows=(5, -1), num_heads=8, packed=False),
     ],
     ids=["partial", "interleaved", "partial-interleaved", "smooth", "sink", "mha", "S==H", "S==H-separate"],
 )
-def test_every_form_of_the_op_in_both_frames(tiny: TinyLLM, tmp_path: Path) -> None:
+def test_every_form_of_the_op_in_both_frames(tiny: LlamaLike, tmp_path: Path) -> None:
     model = runs.lowered(tiny.serialized)
     check_speculative(runs.StaticFrame(model, capacity=57, rows=8), oracle(tiny, tmp_path))
     reference, target = oracle(tiny, tmp_path), runs.cpu_target(model)
@@ -108,7 +108,7 @@ def test_every_form_of_the_op_in_both_frames(tiny: TinyLLM, tmp_path: Path) -> N
 
 def test_beams_attend_to_their_own_history() -> None:
     """Two beams of which both continue the second: both must answer as one sequence of its tokens."""
-    model = runs.lowered(TinyLLM(windows=(3, -1)).serialized)
+    model = runs.lowered(LlamaLike(windows=(3, -1)).serialized)
     request = ov.compile_model(model, "CPU", runs.F32).create_infer_request()
     first, second, tail = [5, 9, 2, 40, 7], [8, 8, 31, 3, 20], [11, 12, 13]
 
