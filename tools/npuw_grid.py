@@ -15,16 +15,15 @@ from functools import cache
 from itertools import product
 
 import numpy as np
-import onnx
 import openvino as ov
-from onnx import TensorProto, helper, numpy_helper
 
 from npusim.npuw import unavailable_reason
 from npusim.npuw_config import UNPARTITIONED
 from npusim.npuw_profile import DEFAULT_CHUNK_SIZE, npuw_lengths
+from npusim.probe_model import ProbeLayer, build_onnx
 from transforms import StatefulGQA
 
-HEADS, HEAD_SIZE, HIDDEN, VOCABULARY, POSITIONS = 2, 16, 16, 32, 4096
+POSITIONS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,63 +134,9 @@ def _call(request: ov.InferRequest, start: int, count: int) -> bool:
 
 @cache
 def _model() -> ov.Model:
-    model = ov.Core().read_model(_onnx().SerializeToString())
+    layer = ProbeLayer(num_heads=2, kv_num_heads=2, head_size=16, positions=POSITIONS)
+    model = ov.Core().read_model(build_onnx(layer))
     StatefulGQA().run_on_model(model)
-    return model
-
-
-def _onnx() -> onnx.ModelProto:
-    """Embedding, one GroupQueryAttention, projection to the vocabulary."""
-    rng = np.random.default_rng(1)
-    width = 3 * HEADS * HEAD_SIZE
-    weights = {
-        "embedding": rng.normal(size=(VOCABULARY, HIDDEN)),
-        "qkv": rng.normal(size=(HIDDEN, width)),
-        "head": rng.normal(size=(HEADS * HEAD_SIZE, VOCABULARY)),
-        "cos": np.ones((POSITIONS, HEAD_SIZE // 2)),
-        "sin": np.zeros((POSITIONS, HEAD_SIZE // 2)),
-    }
-    caches = [f"past_key_values.0.{part}" for part in ("key", "value")]
-    presents = [f"present.0.{part}" for part in ("key", "value")]
-    inputs = ["rows", "", "", *caches, "seqlens_k", "total", "cos", "sin"]
-    nodes = [
-        helper.make_node("Gather", ["embedding", "input_ids"], ["hidden"]),
-        helper.make_node("MatMul", ["hidden", "qkv"], ["rows"]),
-        helper.make_node("ReduceSum", ["attention_mask", "one"], ["sum"], keepdims=0),
-        helper.make_node("Cast", ["sum"], ["seqlens_k"], to=TensorProto.INT32),
-        helper.make_node("Squeeze", ["seqlens_k"], ["total"]),
-        helper.make_node(
-            "GroupQueryAttention",
-            inputs,
-            ["attended", *presents],
-            domain="com.microsoft",
-            num_heads=HEADS,
-            kv_num_heads=HEADS,
-            do_rotary=1,
-        ),
-        helper.make_node("MatMul", ["attended", "head"], ["logits"]),
-    ]
-    cache_shape: list[str | int | None] = ["b", HEADS, "length", HEAD_SIZE]
-    graph = helper.make_graph(
-        nodes,
-        "grid",
-        [
-            helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["b", "s"]),
-            helper.make_tensor_value_info("attention_mask", TensorProto.INT64, ["b", "t"]),
-            *(helper.make_tensor_value_info(name, TensorProto.FLOAT, cache_shape) for name in caches),
-        ],
-        [
-            helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["b", "s", VOCABULARY]),
-            *(helper.make_tensor_value_info(name, TensorProto.FLOAT, cache_shape) for name in presents),
-        ],
-        [
-            numpy_helper.from_array(np.array([1], np.int64), "one"),
-            *(numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()),
-        ],
-    )
-    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
-    model = helper.make_model(graph, opset_imports=opsets)
-    model.ir_version = 9
     return model
 
 

@@ -149,7 +149,9 @@ class _Inputs:
         self.beam_idx: Output = self._add("beam_idx", [-1], ov.Type.i32)
 
     def _add(self, name: str, shape: list[int], element_type: ov.Type) -> Output:
-        parameter = ops.parameter(shape, element_type, name)
+        parameter = ops.parameter(shape, element_type)
+        # OpenVINO's conversion to PagedAttention finds its inputs by the names of the nodes.
+        parameter.set_friendly_name(name)
         parameter.output(0).get_tensor().set_names({name})
         self.added.append(parameter)
         return parameter.output(0)

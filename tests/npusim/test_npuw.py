@@ -7,9 +7,9 @@ import numpy as np
 import openvino as ov
 import pytest
 import stateful_runs as runs
+from llama_like import LlamaLike
 from model_files import READABLE
 from ort_runner import OrtModel
-from llama_like import LlamaLike
 
 import npusim
 from npusim import npuw

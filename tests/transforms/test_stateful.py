@@ -9,11 +9,11 @@ import openvino as ov
 import openvino.opset13 as ops
 import pytest
 import stateful_runs as runs
+from llama_like import LlamaLike
 from model_files import READABLE
 from openvino import Node, Output
 from openvino._offline_transformations import paged_attention_transformation
 from ort_runner import OrtModel
-from llama_like import LlamaLike
 
 import transforms.stateful as stateful
 import transforms.stateful_mask as stateful_mask
@@ -195,6 +195,9 @@ def test_paged_attention_keeps_windows_and_sinks(name: str) -> None:
     ]
     expected = [1, 4, 1, 1] if name == "gptoss_attention" else [0, 0, 0, 0]
     assert all(list(node.input_value(sinks).get_shape()) == expected for node in paged)
+    positions = [node for node in model.get_parameters() if "position_ids" in node.output(0).get_names()]
+    assert len(positions) == 1
+    assert len(positions[0].output(0).get_target_inputs()) > 0
 
 
 def window_of(source: Output) -> int:
