@@ -23,8 +23,8 @@ LINES = (
     ("request",),
     ("compiled_llm",),
     ("speculative",),
-    ("check", "native", "npuw", "replay"),
-    ("npuw_probe", "parity"),
+    ("check", "native", "npuw", "onnxruntime_backend", "replay"),
+    ("compare", "npuw_probe", "parity"),
     ("export",),
     ("",),  # the package itself: what users import
     ("cli",),

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from npusim.check import CheckedLayer, CheckReport, check_model
 from npusim.cli.output import Json, new_table, plain, print_json, progress, stdout
 from npusim.cli.parsers import Subparsers, add_command
+from npusim.npuw_probe import NativeProbe, probe_layer
 from npusim.onnx_attention import AttentionLayer, Rotary
-from npusim.probe import Behaviour, probe_layers
 
 DESCRIPTION = """\
 Show what every attention layer of an ONNX language model is, and what npusim makes of it.
@@ -24,11 +24,10 @@ columns:
   rolling   sliding_window_cache=1: exported for a window-sized cache that moves
   KV cache  element type of the cache tensors, and how it is quantized
   native NPUW (--probe-npuw)
-            what OpenVINO's NPUW, on the CPU device, does with GroupQueryAttention by itself:
-            a model of one such layer is run in a process of its own and compared with the
-            simulator. right, drops window, drops sink, wrong, refuses, crashes, hangs,
-            "-" where it was not tried (quantized cache, or a layer that is refused here)
-            A window above 32 is tried as 32. NPUW runs all of them lowered: npusim compare
+            what NPUW, on the CPU device with its own defaults, does with the op by itself: a
+            model of one such layer (a window is tried as a small one) runs in a process of
+            its own. right, drops the window, drops the sink, wrong, refuses, crashes, ...;
+            "-" where the layer is refused here. Lowered by npusim they run: npusim compare
   refused   why the layer cannot be lowered; "-" where it can
 
 examples:
@@ -40,7 +39,7 @@ exit code: 0 if everything runs, 1 if something is refused, 2 if the file is unu
 
 ABSENT = "-"
 
-Native = Mapping[int, Behaviour]
+Native = Mapping[int, NativeProbe]
 """By index of the layer what NPUW does with it; layers that were not tried are not there."""
 
 
@@ -69,9 +68,14 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _probe(report: CheckReport) -> Native:
+    """Layers of one kind are tried once."""
     layers = [checked.layer for checked in report.layers if not checked.refusals]
-    with progress("probing NPUW", None) as advance:
-        return probe_layers(layers, advance)
+    native = {}
+    with progress("probing NPUW", len(layers)) as advance:
+        for layer in layers:
+            native[layer.index] = probe_layer(layer)
+            advance()
+    return native
 
 
 def _print_report(report: CheckReport, native: Native | None) -> None:
@@ -100,13 +104,13 @@ def _print_report(report: CheckReport, native: Native | None) -> None:
 
 def _native_details(native: Native) -> list[str]:
     """What NPUW itself said, a line for each kind of answer."""
-    layers: dict[Behaviour, list[str]] = {}
-    for index, behaviour in native.items():
-        layers.setdefault(behaviour, []).append(str(index))
+    layers: dict[NativeProbe, list[str]] = {}
+    for index, probe in native.items():
+        layers.setdefault(probe, []).append(str(index))
     return [
-        f"native NPUW, layers {', '.join(indices)}: {behaviour}"
-        for behaviour, indices in layers.items()
-        if behaviour.detail
+        f"native NPUW, layers {', '.join(indices)}: {probe}"
+        for probe, indices in layers.items()
+        if probe.reason
     ]
 
 
@@ -126,7 +130,7 @@ def _cells(checked: CheckedLayer, native: Native | None) -> tuple[str, ...]:
 
 
 def _native(native: Native, layer: AttentionLayer) -> str:
-    return native[layer.index].outcome.value if layer.index in native else ABSENT
+    return native[layer.index].verdict.value if layer.index in native else ABSENT
 
 
 def _window(layer: AttentionLayer) -> str:
@@ -176,10 +180,10 @@ def _layer_json(checked: CheckedLayer, native: Native | None) -> dict[str, Json]
     }
 
 
-def _native_json(behaviour: Behaviour | None) -> dict[str, Json] | None:
-    if behaviour is None:
+def _native_json(probe: NativeProbe | None) -> dict[str, Json] | None:
+    if probe is None:
         return None
-    return {"outcome": behaviour.outcome.value, "detail": behaviour.detail}
+    return {"verdict": probe.verdict.value, "reason": probe.reason}
 
 
 def _rotary_json(layer: AttentionLayer, rotary: Rotary) -> dict[str, Json]:

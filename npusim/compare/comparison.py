@@ -141,7 +141,7 @@ def _setup(asked: Comparison, spec: ModelSpec, max_length: int) -> BackendSetup:
         path=asked.candidate or asked.model,
         max_length=max_length,
         channels={
-            name: layer.head_size for layer in spec.layers for name in (layer.past_key, layer.past_value)
+            name: layer.cache_channels for layer in spec.layers for name in (layer.past_key, layer.past_value)
         },
         npuw_config=asked.npuw_config,
     )
