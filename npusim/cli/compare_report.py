@@ -31,13 +31,20 @@ def print_report(asked: Comparison, report: ComparisonReport) -> None:
     for backend in report.backends:
         for line in _verdict(backend, report.calls):
             console.print(plain(line), soft_wrap=True)
-    for kind, reason in report.left_out.items():
-        console.print(plain(f"not compared with {kind.value}: {reason}"), soft_wrap=True)
+    for note in _notes(asked, report):
+        console.print(plain(note), soft_wrap=True)
+
+
+def _notes(asked: Comparison, report: ComparisonReport) -> list[str]:
+    """What was not tested."""
+    notes = [f"not compared with {kind.value}: {reason}" for kind, reason in report.left_out.items()]
+    made = len(report.calls) - 1
+    if made < asked.num_steps:
+        notes.append(f"{made} of {asked.num_steps} steps were made: the cache is full")
     if report.unreached_windows:
         windows = ", ".join(map(str, report.unreached_windows))
-        console.print(
-            plain(f"windows that no row was out of, so not tested: {windows}; give a longer prompt")
-        )
+        notes.append(f"windows not tested, as the text never leaves them: {windows}; give a longer prompt")
+    return notes
 
 
 def _step_table(report: ComparisonReport) -> Table:
@@ -76,8 +83,8 @@ def _marked(difference: float, limit: float) -> str:
 
 def _print_flips(console: Console, report: ComparisonReport) -> None:
     lines = [
-        f"{backend.kind.value}, step {index}: at position {flip.position} token {flip.backend_token} is the "
-        f"likeliest, here {flip.token}, by {flip.margin:.1e}"
+        f"{backend.kind.value}, step {index}: at position {flip.position} the likeliest token is "
+        f"{flip.backend_token}, here {flip.token}; {_margin(flip, backend.differences.limit)}"
         for backend in report.backends
         for index, step in enumerate(backend.differences.steps)
         for flip in step.flips
@@ -91,14 +98,20 @@ def _print_flips(console: Console, report: ComparisonReport) -> None:
         console.print(plain(f"... and {len(lines) - MOST_FLIPS} more likeliest tokens differ"))
 
 
+def _margin(flip: ArgmaxFlip, limit: float) -> str:
+    """Two logits that may each be off by the limit may change places within twice of it."""
+    tie = ", a tie" if flip.margin <= 2 * limit else ""
+    return f"the two likeliest here are {flip.margin:.1e} apart{tie}"
+
+
 def _layer_table(backends: Sequence[BackendReport]) -> Table:
     table = new_table()
     for heading in ("layer", "window"):
         table.add_column(heading, no_wrap=True, justify="right")
-    shown = [(backend, backend.layers) for backend in backends if backend.layers is not None]
-    for backend, _ in shown:
+    for backend in backends:
         table.add_column(backend.kind.value, no_wrap=True, justify="right")
-    for rows in zip(*(layers.layers for _, layers in shown), strict=True):
+    shown = [backend.layers.layers for backend in backends if backend.layers is not None]
+    for rows in zip(*shown, strict=True):
         window = rows[0].local_window_size
         table.add_row(
             str(rows[0].index),
@@ -112,14 +125,14 @@ def _verdict(backend: BackendReport, calls: Sequence[Call]) -> list[str]:
     name, found = backend.kind.value, backend.differences
     lines = []
     worst = found.worst
-    if found.diverging and worst is not None:
+    if found.diverging:
         first = found.diverging[0]
         lines.append(
             f"{name}: DIFFERS at {len(found.diverging)} of {len(found.steps)} steps, first at step {first} "
             f"({calls[first].stage.value}, positions {_positions(calls[first])}), most at position "
             f"{worst.position}: {worst.max_abs_difference:.1e}, allowed {found.limit:.1e}"
         )
-    elif worst is not None:
+    else:
         lines.append(
             f"{name}: agrees at {len(found.steps)} of {len(calls)} steps (worst "
             f"{worst.max_abs_difference:.1e} at position {worst.position}, allowed {found.limit:.1e})"
@@ -143,10 +156,10 @@ def _layer_verdict(layers: LayerReport, logits_differ: bool) -> list[str]:
     if layers.explanation is None:
         return [*lines, f"layer {first.index}: why was not found out: {layers.unexplained}"]
     found = layers.explanation
-    theirs = "other keys" if found.theirs is None else str(found.theirs)
+    there = "no choice of keys gives the answer" if found.theirs is None else str(found.theirs)
     return [
         *lines,
-        f"layer {first.index}: position {found.position} sees {found.ours} here, {theirs} there",
+        f"layer {first.index}: position {found.position} sees {found.ours} here; there {there}",
         f"layer {first.index}: {found.verdict}",
     ]
 
@@ -180,7 +193,7 @@ def _backend_json(backend: BackendReport) -> dict[str, Json]:
         "name": backend.kind.value,
         "agrees": backend.agrees,
         "allowed": found.limit,
-        "worst": None if found.worst is None else finite(found.worst.max_abs_difference),
+        "worst": finite(found.worst.max_abs_difference),
         "first_divergence": found.diverging[0] if found.diverging else None,
         "refusal": found.refusal,
         "steps": [_step_json(step) for step in found.steps],

@@ -1,6 +1,6 @@
 """How far a backend's logits lie from the simulator's, call by call."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy as np
 from npusim.compare.backends import Backend
 from npusim.compare.calls import Call
 from npusim.compare.taps import Rows
-from npusim.errors import NpuSimError
+from npusim.errors import ModelError, NpuSimError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class StepDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class BackendDifferences:
-    """All calls of one backend.
+    """All calls of one backend, at least one.
 
     limit: the greatest difference that is still agreement. refusal: why the backend stopped before the last
     call, "" where it did not.
@@ -78,9 +78,9 @@ class BackendDifferences:
     refusal: str
 
     @property
-    def worst(self) -> StepDifference | None:
-        """The step that differs most; None where the very first call was refused."""
-        return max(self.steps, key=lambda step: step.max_abs_difference, default=None)
+    def worst(self) -> StepDifference:
+        """The step that differs most."""
+        return max(self.steps, key=lambda step: step.max_abs_difference)
 
     @property
     def diverging(self) -> tuple[int, ...]:
@@ -93,23 +93,22 @@ class BackendDifferences:
         return not self.diverging and not self.refusal
 
 
-def compare_calls(
-    calls: Sequence[Call],
-    backend: Backend,
-    tolerance: Tolerance,
-    on_call: Callable[[], None] = lambda: None,
-) -> BackendDifferences:
-    """Make the calls on a backend at the start of a conversation, up to the first that it refuses."""
+def compare_calls(calls: Sequence[Call], backend: Backend, tolerance: Tolerance) -> BackendDifferences:
+    """Make the calls on a backend at the start of a conversation, up to the first that it refuses.
+
+    Raises ModelError where that is the very first.
+    """
     steps: list[StepDifference] = []
     refusal = ""
     for call in calls:
         try:
             rows = backend.feed(call.tokens, call.position)
         except NpuSimError as error:
+            if not steps:
+                raise ModelError(f"not even the prompt can be run: {error}") from error
             refusal = str(error)
             break
         steps.append(_difference(call, rows))
-        on_call()
     largest = max(float(np.abs(call.logits).max()) for call in calls)
     return BackendDifferences(steps=tuple(steps), limit=tolerance.of_logits(largest), refusal=refusal)
 

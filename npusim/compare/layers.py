@@ -95,7 +95,11 @@ class LayerProbe:
         for call in self._calls:
             try:
                 rows = backend.feed(call.tokens, call.position)
-            except NpuSimError:
+            except NpuSimError as error:
+                if not answers:
+                    raise ModelError(
+                        f"the model with its attention on show cannot be run: {error}"
+                    ) from error
                 break  # said where the logits are compared
             if rows.shape[1] != width:
                 raise ModelError(
@@ -108,13 +112,13 @@ class LayerProbe:
     def _difference(self, index: int, theirs: Sequence[Rows], tolerance: Tolerance) -> LayerDifference:
         gqa = self._layers[index]
         distances = self._distances(index, theirs)
-        call, position = max(distances, key=lambda at: distances[at], default=(0, 0))
-        largest = max((float(np.abs(rows[index]).max()) for rows in self._ours), default=0.0)
+        call, position = max(distances, key=lambda at: distances[at])
+        largest = max(float(np.abs(rows[index]).max()) for rows in self._ours)
         return LayerDifference(
             index=index,
             name=gqa.name,
             local_window_size=gqa.local_window_size,
-            max_abs_difference=distances.get((call, position), 0.0),
+            max_abs_difference=distances[call, position],
             limit=tolerance.attention * largest,
             call=call,
             position=position,
