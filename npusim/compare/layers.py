@@ -91,7 +91,7 @@ class LayerProbe:
 
     def _attention_of(self, backend: Backend) -> list[tuple[Rows, ...]]:
         width = self._calls[0].logits.shape[1] + sum(self._widths)
-        answers = []
+        answers: list[tuple[Rows, ...]] = []
         for call in self._calls:
             try:
                 rows = backend.feed(call.tokens, call.position)
