@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from npusim.compare.evidence import AttentionRow, Visible
+from npusim.compare.calls import Call
+from npusim.compare.evidence import AttentionRow, LayerRows, Visible, collect_rows
 from npusim.compare.explain import Explanation, explain
 from npusim.reference.options import AttentionOptions, Rotary
 
@@ -119,6 +120,45 @@ def test_window_dropped() -> None:
 def test_window_off_by_one(other: int, window: int, words: str) -> None:
     found = explained(lambda q, p, _: answer(q, p, in_window(q, other)), window=window)
     assert found.verdict.endswith(f"local_window_size {words}")
+
+
+def test_an_explanation_holds_for_every_row() -> None:
+    """At position 9 a window of 10 looks like none, further on it does not."""
+    rows = rows_of(lambda q, p, _: answer(q, p, in_window(q)), lambda q, p, _: answer(q, p, in_window(q, 10)))
+    rows.sort(key=lambda row: row.position)
+    assert explain(rows, PLAIN, WINDOW, LIMIT).verdict.endswith("local_window_size were 10, not 5")
+    assert explain(rows[:1], PLAIN, WINDOW, LIMIT).verdict.endswith("local_window_size (5) were dropped")
+
+
+def test_rows_are_collected_as_the_calls_left_them() -> None:
+    """Three tokens, then five of which the last three are taken back, then one."""
+    calls = [
+        Call(tokens=(0,) * (stop - start), position=start, proposed=0, accepted=0, logits=np.zeros((1, 1)))
+        for start, stop in ((0, 3), (3, 8), (5, 6))
+    ]
+    fed = [np.arange(3), np.arange(3, 8), np.array([50])]
+    layer = [
+        LayerRows(
+            query=x[:, None] + np.zeros((1, 4)),
+            key=x[:, None] + np.zeros((1, 2)),
+            value=-x[:, None] - np.zeros((1, 2)),
+        )
+        for x in fed
+    ]
+    answers = [(np.full((len(x), 4), 1.0), np.full((2 if len(x) > 2 else 1, 4), 7.0)) for x in fed]
+    answers[1][1][0] = 8.0
+    rows = collect_rows(calls, layer, answers, [(2, 5), (1, 6)], head_size=2)
+    midst, last = rows
+    assert (midst.position, midst.start, midst.stop) == (6, 3, 8)
+    assert midst.theirs[0] == 8.0  # the newest two of five came back
+    np.testing.assert_array_equal(midst.query[0, :, 0], np.full((2, 2), 6))
+    assert midst.stale_key.shape == (1, 1, 0, 2)
+    np.testing.assert_array_equal(midst.key[0, 0, :, 0], range(8))
+    assert (last.position, last.start, last.stop) == (5, 5, 6)
+    np.testing.assert_array_equal(last.key[0, 0, :, 0], [0, 1, 2, 3, 4, 50])
+    np.testing.assert_array_equal(last.value[0, 0, :, 0], [0, -1, -2, -3, -4, -50])
+    np.testing.assert_array_equal(last.stale_key[0, 0, :, 0], [5, 6, 7])
+    np.testing.assert_array_equal(last.stale_value[0, 0, :, 0], [-5, -6, -7])
 
 
 def test_window_added() -> None:
