@@ -44,7 +44,8 @@ class DecomposeGQA(ModelPass):
     PREFILL takes past and block as one right-aligned run. GENERATE takes a past of C slots in `key_layout`
     (one for all nodes, or a mapping from node name, see `node_label`, to layout) and a block at slots
     [C, C + S); the boundary is C, never `seqlens_k`. `block_tokens` yields n for partial blocks, None says
-    that blocks are always full. present outputs become Concat(past, new), [1, KV, C + S, D].
+    that blocks are always full. present outputs become Concat(past, new), [1, KV, C + S, D],
+    of a quantized cache in its codes.
 
     Raises DecompositionError, with the model unchanged, where a node cannot be lowered exactly.
     """

@@ -116,7 +116,7 @@ def test_a_conversation_with_rewinds_equals_onnx_runtime_and_no_row_changes(name
 
 
 def test_layers_with_codes_and_layers_without_live_in_one_model():
-    model = quantized(READABLE["gemma3_alternating"], INT4_CHANNELS, layers=(1, 2))
+    model = quantized(READABLE["gemma3_alternating"], INT8_CHANNELS, layers=(1, 2))
     compiled = npusim.compile_model(read(model), CONFIG | {"NPUSIM_KV_LAYOUT": "RING"})
     request, ort = compiled.create_infer_request(), OrtSteps(model)
     for start, length in ((0, PROMPT), (18, 3), (20, 4)):
@@ -124,8 +124,8 @@ def test_layers_with_codes_and_layers_without_live_in_one_model():
         np.testing.assert_allclose(_infer(request, start, length), expected, rtol=0, atol=5e-6)
     # Windows 8, 8, none, 8; 2 KV heads of 16; a ring of W + S - 1 rows, C = 46.
     ring, full = 11, 46
-    floats, nibbles = 2 * 2 * 16 * 4, 2 * 2 * 8
-    assert request.kv_nbytes == ring * floats + ring * nibbles + full * nibbles + ring * floats
+    codes = 2 * 2 * 16
+    assert request.kv_nbytes == ring * 4 * codes + ring * codes + full * codes + ring * 4 * codes
     assert compiled.kv_nbytes == request.kv_nbytes
 
 
