@@ -4,11 +4,11 @@ import math
 from dataclasses import dataclass
 from typing import assert_never
 
-import numpy as np
 import openvino as ov
 
+from npusim.cache_element import CACHE_ELEMENTS
 from npusim.config import KVLayout, KVPrecision, LLMConfig
-from npusim.errors import ModelError
+from npusim.errors import ConfigError, ModelError
 from npusim.kv_manager import CacheGroup, allocate
 from npusim.layout import Layout, LinearLayout, RingLayout, RollingLayout, ring_min_capacity
 from npusim.layout.bounds import rolling_min_capacity
@@ -16,15 +16,13 @@ from npusim.model_spec import LayerSpec, ModelSpec
 from npusim.tensor_slice import Array
 from transforms import KeyLayout
 
-CACHE_DTYPES: dict[ov.Type, np.dtype[np.generic]] = {
-    ov.Type.f32: np.dtype(np.float32),
-    ov.Type.f16: np.dtype(np.float16),
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class LayerCache:
-    """The buffer of one layer: key and value of [1, KV, C, D] each, C the layout's capacity."""
+    """The buffer of one layer: key and value of [1, KV, C, D] each, C the layout's capacity.
+
+    (D / 2 bytes where two codes share one.)
+    """
 
     layer: LayerSpec
     layout: Layout
@@ -34,12 +32,12 @@ class LayerCache:
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """Of past_key and of past_value."""
-        return (1, self.layer.kv_num_heads, self.layout.capacity, self.layer.head_size)
+        return (1, self.layer.kv_num_heads, self.layout.capacity, self.layer.cache_channels)
 
     @property
     def nbytes(self) -> int:
         """Bytes of key and value."""
-        return 2 * math.prod(self.shape) * CACHE_DTYPES[self.cache_type].itemsize
+        return 2 * math.prod(self.shape) * CACHE_ELEMENTS[self.cache_type].dtype.itemsize
 
 
 def plan_caches(spec: ModelSpec, config: LLMConfig) -> tuple[LayerCache, ...]:
@@ -69,8 +67,9 @@ def allocate_groups(groups: tuple[tuple[LayerCache, ...], ...]) -> tuple[CacheGr
 
 def allocate_rows(members: tuple[LayerCache, ...], length: int) -> Array:
     """Zeroed [2 L, KV, length, D] for the L layers of a group."""
-    _, heads, _, head_size = members[0].shape
-    return allocate((2 * len(members), heads, length, head_size), CACHE_DTYPES[members[0].cache_type])
+    _, heads, _, channels = members[0].shape
+    dtype = CACHE_ELEMENTS[members[0].cache_type].dtype
+    return allocate((2 * len(members), heads, length, channels), dtype)
 
 
 def _plan_layer(layer: LayerSpec, config: LLMConfig) -> LayerCache:
@@ -110,16 +109,21 @@ def _layout_of(layer: LayerSpec, config: LLMConfig) -> tuple[Layout, KeyLayout]:
 
 
 def _cache_type(layer: LayerSpec, precision: KVPrecision) -> ov.Type:
+    if layer.is_quantized and precision is not KVPrecision.MODEL:
+        raise ConfigError(
+            f"NPUSIM_KV_PRECISION={precision.value}: {layer.name} has a quantized cache "
+            f"({layer.cache_type.get_type_name()}), which its scales belong to; leave MODEL"
+        )
     match precision:
         case KVPrecision.F32:
             return ov.Type.f32
         case KVPrecision.F16:
             return ov.Type.f16
         case KVPrecision.MODEL:
-            if layer.cache_type not in CACHE_DTYPES:
+            if layer.cache_type not in CACHE_ELEMENTS:
                 raise ModelError(
                     f"{layer.name}: the KV cache is {layer.cache_type.get_type_name()}; "
-                    "allowed are f32 and f16, choose one with NPUSIM_KV_PRECISION"
+                    "of float types f32 and f16 are kept, choose one with NPUSIM_KV_PRECISION"
                 )
             return layer.cache_type
         case _:

@@ -34,7 +34,7 @@ class KVPrecision(Enum):
     """Element type of the KV cache."""
 
     MODEL = "MODEL"
-    """That of the model's past_key_values inputs."""
+    """That of the model's past_key_values inputs; the only choice where these are codes with scales."""
     F32 = "F32"
     F16 = "F16"
 
@@ -210,6 +210,15 @@ def _parse_enum(kind: type[E]) -> Callable[[str, ConfigValue], E]:
     return parse
 
 
+def _parse_kv_precision(key: str, value: ConfigValue) -> KVPrecision:
+    if str(value).upper() in ("I8", "U8", "I4", "U4", "F8E4M3"):
+        raise ConfigError(
+            f"{key}={value!r}: codes need scales, and those come with the model; give one that was exported "
+            "with a quantized cache (k_quant_type, k_scale, ...) and leave MODEL"
+        )
+    return _parse_enum(KVPrecision)(key, value)
+
+
 def _spell(value: object) -> str:
     if isinstance(value, bool):
         return "YES" if value else "NO"
@@ -262,9 +271,9 @@ OPTIONS = (
     Option(
         "NPUSIM_KV_PRECISION",
         "kv_precision",
-        _parse_enum(KVPrecision),
+        _parse_kv_precision,
         "MODEL",
-        "element type of the KV cache: MODEL, F32 or F16",
+        "element type of the KV cache: MODEL, F32 or F16 (a quantized cache keeps its own)",
     ),
     Option(
         "NPUSIM_KV_LAYOUT",

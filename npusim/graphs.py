@@ -27,7 +27,7 @@ def lower_whole_prefill(
         model,
         spec,
         [
-            ConvertCache(caches[0].cache_type),
+            ConvertCache(_cache_types(caches)),
             StaticShapes(sequence_length=rows, past_length=0),
             DecomposeGQA(Branch.PREFILL),
             KeepNewRows(),
@@ -46,7 +46,7 @@ def lower_block(
         model,
         spec,
         [
-            ConvertCache(caches[0].cache_type),
+            ConvertCache(_cache_types(caches)),
             StaticShapes(sequence_length=rows, past_length=lengths, attention_length=capacity + rows),
             DecomposeGQA(Branch.GENERATE, key_layout=layouts, block_tokens=tokens_in_attention_mask(rows)),
             KeepNewRows(),
@@ -67,6 +67,10 @@ def with_attention_taps(lowered: ov.Model, spec: ModelSpec) -> ov.Model:
         output.get_tensor().add_names({attention_tap(layer.index)})
         tapped.add_outputs(output)
     return tapped
+
+
+def _cache_types(caches: tuple[LayerCache, ...]) -> dict[str, ov.Type]:
+    return {cache.layer.name: cache.cache_type for cache in caches}
 
 
 def _lower(model: ov.Model, spec: ModelSpec, passes: list[ov.passes.ModelPass]) -> ov.Model:

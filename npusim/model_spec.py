@@ -13,7 +13,11 @@ KNOWN_INPUTS = ("input_ids", "attention_mask", "position_ids")
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec:
-    """One attention layer: its node, its four cache ports, and what sizes its buffers."""
+    """One attention layer: its node, its four cache ports, and what sizes its buffers.
+
+    cache_channels: elements of type cache_type that hold one row of a head: D, or D / 2 where two codes
+    share a byte.
+    """
 
     index: int
     name: str
@@ -23,8 +27,10 @@ class LayerSpec:
     present_value: str
     kv_num_heads: int
     head_size: int
+    cache_channels: int
     local_window_size: int
     cache_type: ov.Type
+    is_quantized: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +131,10 @@ def _read_layer(index: int, gqa: GQANode) -> LayerSpec:
         present_value=present_value,
         kv_num_heads=gqa.kv_num_heads,
         head_size=gqa.head_size,
+        cache_channels=gqa.cache_channels,
         local_window_size=gqa.local_window_size,
         cache_type=gqa.past_key.get_element_type(),
+        is_quantized=gqa.quantization is not None,
     )
 
 

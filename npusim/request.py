@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, assert_never
 import numpy as np
 import openvino as ov
 
+from npusim.cache_element import CACHE_ELEMENTS
 from npusim.cache_plan import allocate_groups, group_caches
 from npusim.config import PrefillHint
 from npusim.errors import CapacityError, InputError, NpuSimError
@@ -40,7 +41,8 @@ class LLMInferRequest:
         members = group_caches(compiled.caches)
         groups = allocate_groups(members)
         self.kv = KVManager(groups, capacity=config.capacity, commit=config.commit)
-        self._sanitizer = KVSanitizer(self.kv) if config.sanitize else None
+        elements = tuple(CACHE_ELEMENTS[group[0].cache_type] for group in members)
+        self._sanitizer = KVSanitizer(self.kv, elements) if config.sanitize else None
         whole = config.prefill_hint is PrefillHint.STATIC
         self._prefill = StaticGraph(
             compiled.compiled_prefill, self._spec, members, groups, 0 if whole else config.capacity

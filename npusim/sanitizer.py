@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from npusim.cache_element import CacheElement
 from npusim.errors import KVLeakError
 from npusim.kv_manager import ROWS, CacheGroup, KVManager
 from npusim.static_graph import StaticGraph
@@ -13,14 +14,22 @@ from npusim.tensor_slice import Array, make_tensor_slice
 SLACK = 1.01
 """Attention outputs may exceed the largest value they average by rounding alone."""
 
+Attention = dict[int, Array]
+"""Attention outputs of some layers."""
+
 
 @dataclass(frozen=True, eq=False)
 class _Poisoned:
     """Slots of a group that were overwritten, and what was in them."""
 
     group: CacheGroup
+    element: CacheElement
     slots: npt.NDArray[np.intp]
     saved: Array
+
+    def fill_values(self, stored: float) -> None:
+        """One element in every value of every slot."""
+        self.group.past[1::2, :, self.slots] = stored
 
     def restore(self) -> None:
         self.group.past[:, :, self.slots] = self.saved
@@ -29,83 +38,102 @@ class _Poisoned:
 class KVSanitizer:
     """Runs a block with every unreadable past slot poisoned; the cache is as before when it returns.
 
-    A poisoned slot gets a key of zeros, whose score no query can push out of the softmax by its sign, and
-    a value so large that the least weight shows: attention averages values, so no output may exceed the
-    largest value that may be read.
+    A poisoned slot gets a key of zeros, whose score no query can push out of the softmax by its sign, and a
+    loud value. Of a float cache that is so large that the least weight shows: attention averages values, so
+    no output may exceed the largest value that may be read. Codes of a quantized cache are never that large,
+    so the block runs a second time with values of zero: what may not be read may not change a bit.
     """
 
-    def __init__(self, kv: KVManager) -> None:
+    def __init__(self, kv: KVManager, elements: tuple[CacheElement, ...]) -> None:
+        """elements: that of each group's buffers."""
         self._kv = kv
+        self._elements = elements
 
     def run(self, graph: StaticGraph, start: int, length: int) -> None:
         """Run a loaded graph for a block of `length` tokens at `start`.
 
         Raises KVLeakError with the layer, slot and position of the first slot that leaked.
         """
-        poisoned = [self._poison(group, start) for group in self._kv.groups]
+        groups = zip(self._kv.groups, self._elements, strict=True)
+        poisoned = [_poison(group, element, start) for group, element in groups]
         try:
+            quiet = _quiet_attention(graph, poisoned, length)
             graph.run()
-            leaking = self._leaking_layer(graph, poisoned, length)
+            leaking = _leaking_layer(graph, poisoned, length, quiet)
             if leaking is not None:
-                raise self._explain(graph, poisoned, leaking, start, length)
+                slot = _leaking_slot(graph, poisoned, length, quiet, leaking)
+                group = next(each.group for each in poisoned if leaking in each.group.layers)
+                raise _leak_error(group, leaking, slot, range(start, start + length), self._kv)
         finally:
             for each in poisoned:
                 each.restore()
 
-    def _poison(self, group: CacheGroup, start: int) -> _Poisoned:
-        unreadable = np.ones(group.layout.capacity, dtype=bool)
-        for run in group.layout.readable_slots(start):
-            unreadable[run.start : run.stop] = False
-        slots = np.flatnonzero(unreadable)
-        poisoned = _Poisoned(group, slots, group.past[:, :, slots])
-        group.past[0::2, :, slots] = 0
-        group.past[1::2, :, slots] = _pattern(group)
-        return poisoned
 
-    def _leaking_layer(self, graph: StaticGraph, poisoned: list[_Poisoned], length: int) -> int | None:
-        """The first layer with an attention output beyond every value it may read."""
-        rows = graph.rows(length)
-        leaking = [
-            layer
-            for each, new in zip(poisoned, rows.arrays, strict=True)
-            for layer in each.group.layers
-            if _largest_output(graph, layer, length)
-            > SLACK
-            * _largest_value(each, make_tensor_slice(new, ROWS, rows.first, rows.first + length), layer)
-        ]
-        return min(leaking, default=None)
-
-    def _explain(
-        self, graph: StaticGraph, poisoned: list[_Poisoned], layer: int, start: int, length: int
-    ) -> KVLeakError:
-        """Find one leaking slot by halving the poisoned slots of the layer."""
-        each = next(each for each in poisoned if layer in each.group.layers)
-        for other in poisoned:
-            other.group.past[1::2, :, other.slots] = 0
-        value, suspects = each.group.value(layer), each.slots
-        while len(suspects) > 1:
-            half = suspects[: len(suspects) // 2]
-            value[:, :, each.slots] = 0
-            value[:, :, half] = _pattern(each.group)
-            graph.run()
-            leaks = self._leaking_layer(graph, poisoned, length) == layer
-            suspects = half if leaks else suspects[len(half) :]
-        return _leak_error(each.group, layer, int(suspects[0]), range(start, start + length), self._kv)
+def _poison(group: CacheGroup, element: CacheElement, start: int) -> _Poisoned:
+    unreadable = np.ones(group.layout.capacity, dtype=bool)
+    for run in group.layout.readable_slots(start):
+        unreadable[run.start : run.stop] = False
+    slots = np.flatnonzero(unreadable)
+    poisoned = _Poisoned(group, element, slots, group.past[:, :, slots])
+    group.past[0::2, :, slots] = element.zero
+    poisoned.fill_values(element.loud)
+    return poisoned
 
 
-def _pattern(group: CacheGroup) -> float:
-    """Large and finite in the cache's type, and still finite when K of them are added up.
+def _quiet_attention(graph: StaticGraph, poisoned: list[_Poisoned], length: int) -> Attention:
+    """Attention of the quantized layers while their poisoned values are zeros."""
+    quantized = [each for each in poisoned if each.element.is_code]
+    if not quantized:
+        return {}
+    for each in quantized:
+        each.fill_values(each.element.zero)
+    graph.run()
+    for each in quantized:
+        each.fill_values(each.element.loud)
+    return {layer: _real(graph, layer, length).copy() for each in quantized for layer in each.group.layers}
 
-    Padded rows see no key, so they average the pattern in and carry it through the layers. Nothing that comes
-    of it, squares and scores included, may overflow: an infinity in a masked slot of the block is NaN to the
-    real rows.
-    """
-    return 6e4 if group.past.dtype == np.float16 else 1e12
+
+def _leaking_layer(
+    graph: StaticGraph, poisoned: list[_Poisoned], length: int, quiet: Attention
+) -> int | None:
+    """The first layer whose attention shows what it may not read."""
+    rows = graph.rows(length)
+    leaking = []
+    for each, new in zip(poisoned, rows.arrays, strict=True):
+        for layer in each.group.layers:
+            attention = _real(graph, layer, length)
+            if each.element.is_code:
+                leaks = not np.array_equal(attention, quiet[layer])
+            else:
+                new_rows = make_tensor_slice(new, ROWS, rows.first, rows.first + length)
+                leaks = float(np.abs(attention).max()) > SLACK * _largest_value(each, new_rows, layer)
+            if leaks:
+                leaking.append(layer)
+    return min(leaking, default=None)
 
 
-def _largest_output(graph: StaticGraph, layer: int, length: int) -> float:
+def _leaking_slot(
+    graph: StaticGraph, poisoned: list[_Poisoned], length: int, quiet: Attention, layer: int
+) -> int:
+    """One leaking slot of a layer, found by halving those that were poisoned."""
+    each = next(each for each in poisoned if layer in each.group.layers)
+    for other in poisoned:
+        other.fill_values(other.element.zero)
+    value, suspects = each.group.value(layer), each.slots
+    while len(suspects) > 1:
+        half = suspects[: len(suspects) // 2]
+        value[:, :, each.slots] = each.element.zero
+        value[:, :, half] = each.element.loud
+        graph.run()
+        leaks = _leaking_layer(graph, poisoned, length, quiet) == layer
+        suspects = half if leaks else suspects[len(half) :]
+    return int(suspects[0])
+
+
+def _real(graph: StaticGraph, layer: int, length: int) -> Array:
+    """The attention of the real rows of a layer, [1, H, length, D]."""
     attention = graph.attention[layer]  # [1, H, S, D]
-    return float(np.abs(attention[:, :, attention.shape[2] - length :]).max())
+    return attention[:, :, attention.shape[2] - length :]
 
 
 def _largest_value(poisoned: _Poisoned, new_rows: Array, layer: int) -> float:

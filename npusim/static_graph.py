@@ -128,7 +128,8 @@ class StaticGraph:
     def _bind(self, port: ov.Output, array: Array | None) -> Array:
         if array is None:
             array = np.zeros(list(port.get_shape()), port.get_element_type().to_dtype())
-        tensor = ov.Tensor(array, shared_memory=True)
+        # With the type spelled out, as numpy has no name for some (float8): those arrays hold bytes.
+        tensor = ov.Tensor(array, ov.Shape(array.shape), port.get_element_type())
         self._request.set_tensor(port, tensor)
         self._bound.append(tensor)
         return array

@@ -52,10 +52,14 @@ class RotaryTable:
 
 @dataclass(frozen=True, kw_only=True)
 class Quantized:
-    """A KV cache of integers: `bits` 8 (int8) or 4 (two to a uint8), `kind` PER_TENSOR or PER_CHANNEL."""
+    """A KV cache of codes: `bits` 8 (int8) or 4 (two to a uint8), `kind` PER_TENSOR or PER_CHANNEL.
+
+    float8 makes the 8 bits an e4m3 number, which ONNX Runtime's CPU has no kernel for.
+    """
 
     bits: int = 8
     kind: str = "PER_TENSOR"
+    float8: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,6 +211,8 @@ def _port(name: str, kind: int, shape: Sequence[int | str | None]) -> onnx.Value
 def _cache_kind(gqa: GQA, kind: int) -> int:
     if gqa.quantized is None:
         return kind
+    if gqa.quantized.float8:
+        return int(TensorProto.FLOAT8E4M3FN)
     return int(TensorProto.INT8 if gqa.quantized.bits == 8 else TensorProto.UINT8)
 
 

@@ -6,6 +6,7 @@ from enum import IntEnum
 import openvino as ov
 from openvino import Node, Output
 
+from transforms.cache_quantization import CacheInputs, CacheQuantization, read_quantization, stored_channels
 from transforms.errors import DecompositionError
 
 GQA_TYPE = "GroupQueryAttention"
@@ -60,7 +61,8 @@ class RotaryInputs:
 class GQANode:
     """One GroupQueryAttention op: attributes resolved, inputs bound, absent inputs None.
 
-    query [1, num_heads, S, D], key and value [1, kv_num_heads, S, D], past [1, kv_num_heads, C, D].
+    query [1, num_heads, S, D], key and value [1, kv_num_heads, S, D], past
+    [1, kv_num_heads, C, D], or [1, kv_num_heads, C, cache_channels] in the type of a quantization.
     """
 
     node: Node = field(repr=False)
@@ -82,6 +84,7 @@ class GQANode:
     head_sink: Output | None = field(repr=False)
     attention_bias: Output | None = field(repr=False)
     rotary: RotaryInputs | None = field(repr=False)
+    quantization: CacheQuantization | None
 
     @property
     def element_type(self) -> ov.Type:
@@ -92,6 +95,11 @@ class GQANode:
     def group(self) -> int:
         """G: query heads that read one KV head; query head h reads KV head h // G."""
         return self.num_heads // self.kv_num_heads
+
+    @property
+    def cache_channels(self) -> int:
+        """Elements of a past tensor that hold one row of a head: D, or D / 2 where two codes share a byte."""
+        return stored_channels(self.quantization.form if self.quantization else None, self.head_size)
 
 
 def node_label(node: Node) -> str:
@@ -112,8 +120,9 @@ def find_gqa(model: ov.Model) -> list[Node]:
 def read_gqa(node: Node) -> GQANode:
     """Bind a node's inputs and attributes.
 
-    Raises DecompositionError for what the lowering does not implement: quantized KV, softcap, QK norm
-    inputs, W = 0, a window without causal attention, head counts that do not divide, a batch other than 1.
+    Raises DecompositionError for what the lowering does not implement: softcap, QK norm inputs, W = 0, a
+    window without causal attention, head counts that do not divide, a batch other than 1, codes and scales
+    that `read_quantization` does not know.
     """
     name = node_label(node)
     attributes = node.get_attributes()
@@ -127,6 +136,15 @@ def read_gqa(node: Node) -> GQANode:
     head_size = _check_shapes(name, query, num_heads, key, value, kv_num_heads)
     window, causal = int(attributes["local_window_size"]), bool(attributes.get("causal", True))
     _check_window(name, window, causal)
+    past_key, past_value = (_required(name, inputs, port) for port in (Port.PAST_KEY, Port.PAST_VALUE))
+    cache = CacheInputs(
+        past_key=past_key,
+        past_value=past_value,
+        k_scale=inputs[Port.K_SCALE],
+        v_scale=inputs[Port.V_SCALE],
+        kv_num_heads=kv_num_heads,
+        head_size=head_size,
+    )
     return GQANode(
         node=node,
         name=name,
@@ -141,12 +159,13 @@ def read_gqa(node: Node) -> GQANode:
         query=query,
         key=key,
         value=value,
-        past_key=_required(name, inputs, Port.PAST_KEY),
-        past_value=_required(name, inputs, Port.PAST_VALUE),
+        past_key=past_key,
+        past_value=past_value,
         seqlens_k=_required(name, inputs, Port.SEQLENS_K),
         head_sink=inputs[Port.HEAD_SINK],
         attention_bias=inputs[Port.ATTENTION_BIAS],
         rotary=_read_rotary(name, inputs, attributes, head_size),
+        quantization=read_quantization(name, attributes, cache),
     )
 
 
@@ -173,23 +192,10 @@ def _refuse_unsupported_attributes(name: str, attributes: dict[str, object]) -> 
     softcap = attributes.get("softcap", 0.0)
     if softcap:
         raise DecompositionError(f"{name}: softcap={softcap}; only softcap=0 is lowered")
-    for attribute in ("k_quant_type", "v_quant_type"):
-        kind = attributes.get(attribute, "NONE")
-        if kind != "NONE":
-            raise DecompositionError(
-                f"{name}: {attribute}={kind}; a quantized KV cache is not lowered, export with a float one"
-            )
-    bit_width = attributes.get("kv_cache_bit_width", 0)
-    if bit_width:
-        raise DecompositionError(
-            f"{name}: kv_cache_bit_width={bit_width}; a quantized KV cache is not lowered, use 0"
-        )
 
 
 def _refuse_unsupported_inputs(name: str, inputs: list[Output | None]) -> None:
     for port, meaning in (
-        (Port.K_SCALE, "a quantized KV cache"),
-        (Port.V_SCALE, "a quantized KV cache"),
         (Port.Q_NORM, "QK norm inside the op"),
         (Port.K_NORM, "QK norm inside the op"),
     ):

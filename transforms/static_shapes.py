@@ -15,7 +15,7 @@ class StaticShapes(ModelPass):
 
     `past_length` is one C for all nodes or a mapping from node name (`node_label`) to C. The mask is
     `attention_length` long, C + S where nothing else is said. The head size of the caches may be symbolic:
-    it is the query's. Run it before DecomposeGQA.
+    it follows from the query's. Run it before DecomposeGQA.
 
     Raises DecompositionError for an input whose role is unknown and for a dimension that stays dynamic; the
     shapes of the model are then what they were.
@@ -63,7 +63,7 @@ class StaticShapes(ModelPass):
         for node in find_gqa(model):
             gqa = read_gqa(node)
             length = self._length_for(gqa)
-            shape = PartialShape([1, gqa.kv_num_heads, length, gqa.head_size])
+            shape = PartialShape([1, gqa.kv_num_heads, length, gqa.cache_channels])
             for past in (gqa.past_key, gqa.past_value):
                 shapes[_parameter_behind(past, gqa.name).get_friendly_name()] = shape
         return shapes

@@ -152,7 +152,6 @@ def batched(sizes: dict[str, int]) -> ov.Model:
         ({"past_key": 2, "past_value": 2}, r"\[(2|\?),"),
         ({"query": 1, "past_key": 2, "past_value": 2}, r"\[(2|\?),"),
         ({"past_key": 1, "past_value": 1}, r"query .*\[\?,"),
-        ({"query": 1, "past_key": 1, "past_value": 1}, r"(key|value) .*\[\?,"),
     ],
 )
 def test_a_batch_other_than_one(sizes: dict[str, int], message: str) -> None:
