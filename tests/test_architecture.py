@@ -23,8 +23,8 @@ LINES = (
     ("request", "npuw_probe"),
     ("compiled_llm", "export"),
     ("speculative",),
-    ("check", "native", "replay"),
-    ("parity",),
+    ("check", "native", "onnxruntime_backend", "replay"),
+    ("compare", "parity"),
     ("",),  # the package itself: what users import
     ("cli",),
 )
