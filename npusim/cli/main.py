@@ -5,11 +5,11 @@ import os
 import sys
 from collections.abc import Sequence
 
-from npusim.cli import check, demo, plan, replay, run
+from npusim.cli import check, demo, export, plan, replay, run
 from npusim.errors import NpuSimError
 from transforms import DecompositionError
 
-COMMANDS = (demo, run, check, replay, plan)
+COMMANDS = (demo, run, check, replay, plan, export)
 """Modules with `register(subparsers)`, in the order of the help text."""
 
 EXIT_USAGE = 2
