@@ -44,6 +44,7 @@ def config_of(options: Mapping[str, str | int]) -> dict[str, str | int]:
         "chunk": "NPUW_LLM_PREFILL_CHUNK_SIZE",
         "layout": "NPUSIM_KV_LAYOUT",
         "slack": "NPUSIM_KV_SLACK",
+        "pyramid": "NPUW_LLM_GENERATE_PYRAMID",
         "precision": "NPUSIM_KV_PRECISION",
     }
     config = {keys.get(name, f"NPUSIM_{name.upper()}"): value for name, value in options.items()}
