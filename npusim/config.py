@@ -124,6 +124,12 @@ class LLMConfig:
             prefill_chunk_size=self.prefill_chunk_size or DEFAULT_CHUNK_SIZE,
             whole_prefill=self.prefill_hint is PrefillHint.STATIC,
         )
+        if lengths.capacity < lengths.max_prompt_len:
+            raise ConfigError(
+                f"{MAX_GENERATION_TOKEN_LEN}={self.max_generation_token_len} leaves a capacity of "
+                f"{lengths.capacity} under NPUSIM_PROFILE=NPUW, less than a prompt of "
+                f"{lengths.max_prompt_len}; lower it or raise {MIN_RESPONSE_LEN}"
+            )
         return replace(
             self,
             max_prompt_len=lengths.max_prompt_len,
