@@ -33,13 +33,19 @@ class Case:
     slack: int = 0
     sanitize: bool = False
     execution: str = "FAST"
+    pyramid_base: int = 0  # 0: one generate graph
 
     def __str__(self) -> str:
         windows = "_".join(str(window) for window in self.windows)
         prefill = f"chunks-of-{self.prefill_chunk}" if self.prefill_chunk else "whole"
         sanitized = "-sanitized" if self.sanitize else ""
-        run = f"{self.commit.value}-{self.execution}{sanitized}"
+        pyramid = f"-pyramid-{self.pyramid_base}" if self.pyramid_base else ""
+        run = f"{self.commit.value}-{self.execution}{sanitized}{pyramid}"
         return f"windows_{windows}-{self.layout}+{self.slack}-{prefill}-{run}"
+
+    @property
+    def group(self) -> str:
+        return "windows_" + "_".join(str(window) for window in self.windows)
 
     @property
     def model(self) -> TinyModel:
@@ -75,7 +81,9 @@ def cases() -> list[Case]:
         chunked = replace(mixed, layout=layout, slack=slack)
         found += _both_policies(chunked)
         found += _both_policies(replace(chunked, prefill_chunk=0, execution="DEVICE"))
-        found.append(replace(mixed, layout=layout, prefill_chunk=5, sanitize=True))
+        sanitized = replace(mixed, layout=layout, prefill_chunk=5, sanitize=True)
+        deferred = replace(sanitized, commit=CommitPolicy.DEFERRED, pyramid_base=2)
+        found += [sanitized, deferred, replace(mixed, layout=layout, prefill_chunk=5, pyramid_base=1)]
     return [*found, replace(mixed, layout="ROLLING", prefill_chunk=5)]
 
 
@@ -102,4 +110,6 @@ def compiled(case: Case) -> CompiledLLM:
         commit=case.commit.value,
         sanitize="YES" if case.sanitize else "NO",
         execution=case.execution,
+        pyramid="YES" if case.pyramid_base else "NO",
+        pyramid_base=case.pyramid_base or 1024,
     )

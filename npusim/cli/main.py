@@ -5,11 +5,11 @@ import os
 import sys
 from collections.abc import Sequence
 
-from npusim.cli import check, compare, demo, plan, replay, run
+from npusim.cli import bench, check, compare, demo, export, plan, replay, run
 from npusim.errors import NpuSimError
 from transforms import DecompositionError
 
-COMMANDS = (demo, run, check, compare, replay, plan)
+COMMANDS = (demo, run, check, compare, replay, plan, export, bench)
 """Modules with `register(subparsers)`, in the order of the help text."""
 
 EXIT_USAGE = 2

@@ -19,7 +19,7 @@ from npusim.compare.differences import (
 )
 from npusim.compare.layers import LayerProbe, LayerReport
 from npusim.compiled_llm import compile_model
-from npusim.config import ConfigValue
+from npusim.config_values import ConfigValue
 from npusim.errors import ConfigError, ModelError
 from npusim.model_spec import ModelSpec, read_model
 from npusim.speculative import Drafter
