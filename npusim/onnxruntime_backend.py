@@ -35,7 +35,7 @@ NUMBER_TYPES: dict[str, np.dtype[np.generic]] = {
 def unavailable_reason() -> str | None:
     """Why ONNX Runtime cannot be used here; None where it can."""
     if find_spec("onnxruntime") is None:
-        return "the package onnxruntime is not installed (pip install onnxruntime)"
+        return "the package onnxruntime is not installed (pip install onnxruntime, the extra ort)"
     return None
 
 

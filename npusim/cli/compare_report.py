@@ -151,7 +151,8 @@ def _layer_verdict(layers: LayerReport, logits_differ: bool) -> list[str]:
             return ["the attention of all layers agrees: what differs comes after the last of them"]
         return ["the attention of all layers agrees"]
     where = f"layer {first.index} ({first.name}) is the first whose attention DIFFERS"
-    size = f"{first.max_abs_difference:.1e} at position {first.position}, allowed {first.limit:.1e}"
+    at = f"position {first.position} of step {first.call}"
+    size = f"{first.max_abs_difference:.1e} at {at}, allowed {first.limit:.1e}"
     lines = [f"{where}: {size}"]
     if layers.explanation is None:
         return [*lines, f"layer {first.index}: why was not found out: {layers.unexplained}"]

@@ -72,7 +72,7 @@ def test_calls_that_cannot_be_are_refused_and_change_nothing() -> None:
 
 def test_a_missing_package_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnxruntime_backend, "find_spec", lambda _: None)
-    with pytest.raises(ModelError, match=r"not installed \(pip install onnxruntime\)"):
+    with pytest.raises(ModelError, match=r"not installed \(pip install onnxruntime, the extra ort\)"):
         load(READABLE["llama"])
 
 
