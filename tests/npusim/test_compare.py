@@ -10,7 +10,7 @@ import onnx
 import openvino as ov
 import pytest
 from llama_like import LlamaLike
-from model_files import READABLE, UNREADABLE
+from model_files import READABLE
 from onnx import numpy_helper
 from onnx_variants import write_variant
 from slot_distance import lower_by_slot_distance
@@ -48,17 +48,6 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     def run(model: Path, *arguments: str, code: int = 0) -> str:
         assert main(["compare", str(model), *arguments]) == code
         return capsys.readouterr().out
-
-    return run
-
-
-@pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    def run(model: Path, *arguments: str) -> str:
-        assert main(["compare", str(model), *arguments]) == 2
-        captured = capsys.readouterr()
-        assert captured.out == ""
-        return captured.err
 
     return run
 
@@ -230,13 +219,6 @@ class TestFaultsAreNamed:
         )
         assert "the attention of all layers agrees: what differs comes after the last of them" in text
 
-    def test_models_of_other_layers(self, refused: Callable[..., str], tmp_path: Path) -> None:
-        original, other = tmp_path / "a.onnx", tmp_path / "b.onnx"
-        original.write_bytes(LlamaLike(windows=(6,)).serialized)
-        other.write_bytes(LlamaLike(windows=(6, 6)).serialized)
-        arguments = ("--candidate", str(other), "--against", "ort", "--steps", "2", "--layers")
-        assert "the two models do not have the same layers" in refused(original, *arguments)
-
 
 @needs_npuw
 class TestNPUW:
@@ -285,41 +267,6 @@ class TestNPUW:
         )
         assert "npuw: STOPPED at step" in text
         assert "cache full" in text
-
-
-class TestRefusals:
-    def test_unusable_backends_that_were_asked_for(
-        self, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(onnxruntime_backend, "find_spec", lambda _: None)
-        assert "ort: cannot be used here: the package onnxruntime" in refused(
-            READABLE["llama"], "--against", "ort"
-        )
-
-    def test_files(self, refused: Callable[..., str], tmp_path: Path) -> None:
-        llama = READABLE["llama"]
-        ir = tmp_path / "model.xml"
-        assert "is OpenVINO IR; ONNX Runtime takes ONNX files" in refused(
-            llama, "--against", "ort", "--candidate", str(ir)
-        )
-        assert "no such file" in refused(llama, "--against", "openvino", "--candidate", str(ir))
-        assert "softcap is not supported" in refused(UNREADABLE["gemma2_softcap"])
-        ov.save_model(lower_by_slot_distance(llama), ir)
-        assert "no GroupQueryAttention" in refused(ir)
-
-    def test_prompts(self, refused: Callable[..., str], tmp_path: Path) -> None:
-        path = tmp_path / "small.onnx"
-        path.write_bytes(LlamaLike(windows=(6,)).serialized)
-        assert "--prompt: " in refused(path, "--prompt", "text", "--against", "ort")
-
-    def test_misspelt_settings_are_not_handed_to_npuw(self, refused: Callable[..., str]) -> None:
-        message = refused(READABLE["llama"], "--against", "npuw", "-c", "NPUW_LLM_MAX_PROMPT=4")
-        assert "the nearest known one is NPUW_LLM_MAX_PROMPT_LEN" in message
-
-    def test_names_of_backends(self, capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit, match="2"):
-            main(["compare", str(READABLE["llama"]), "--against", "ort,tpu"])
-        assert "choose from ort, openvino, npuw" in capsys.readouterr().err
 
 
 def _with_another_head(model: bytes) -> bytes:
