@@ -11,10 +11,11 @@ class CacheElement:
     """One element of a KV buffer.
 
     dtype: numpy's; types that it does not know are held as their bytes. zero: an element that is read as 0.
-    loud: one that is read as a large number, for floats so large that it shows whatever its weight. Padded
-    rows see no key, so they average the loud values in and carry them through the layers: nothing that comes
-    of them, squares and scores included, may overflow, as an infinity in a masked slot is NaN to real rows. is_code: whether elements are codes of a quantized cache, which are read as
-    numbers no larger than honest ones may be.
+    loud: one that is read as a large number, for floats so large that it shows whatever its weight. is_code:
+    whether elements are codes of a quantized cache, which are read as numbers no larger than honest ones are.
+
+    Padded rows see no key, so they average the loud values in and carry them through the layers. Nothing
+    that comes of them, squares and scores included, may overflow: infinity in a masked slot is NaN.
     """
 
     dtype: np.dtype[np.generic]

@@ -1,7 +1,8 @@
 """Which buffer each attention layer gets: layout, slots, element type and bytes; nothing is allocated."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 import openvino as ov
@@ -53,6 +54,18 @@ def group_caches(caches: tuple[LayerCache, ...]) -> tuple[tuple[LayerCache, ...]
     return tuple(tuple(members) for members in groups.values())
 
 
+def with_capacity(cache: LayerCache, capacity: int) -> LayerCache:
+    """The same cache in a generate graph for fewer tokens: linear buffers are cut, window-sized ones stay.
+
+    A gather of a whole window from fewer slots than that would gain nothing, so it is left out.
+    """
+    if not isinstance(cache.layout, LinearLayout):
+        return cache
+    layout = replace(cache.layout, capacity=capacity)
+    gathers = cache.key_layout is KeyLayout.GATHERED and layout.local_window_size - 1 < capacity
+    return replace(cache, layout=layout, key_layout=KeyLayout.GATHERED if gathers else KeyLayout.LINEAR)
+
+
 def allocate_groups(groups: tuple[tuple[LayerCache, ...], ...]) -> tuple[CacheGroup, ...]:
     """Zeroed buffers, one array per group."""
     return tuple(
@@ -63,6 +76,30 @@ def allocate_groups(groups: tuple[tuple[LayerCache, ...], ...]) -> tuple[CacheGr
         )
         for members in groups
     )
+
+
+def allocate_variants(
+    variants: Mapping[int, tuple[LayerCache, ...]],
+) -> dict[int, tuple[CacheGroup, ...]]:
+    """The groups as the generate graphs of each capacity see them, over the memory of the largest."""
+    largest = allocate_groups(group_caches(variants[max(variants)]))
+    return {
+        capacity: tuple(
+            _cut(group, members) for group, members in zip(largest, group_caches(caches), strict=True)
+        )
+        for capacity, caches in variants.items()
+    }
+
+
+def _cut(group: CacheGroup, members: tuple[LayerCache, ...]) -> CacheGroup:
+    """A group with the layout of `members` in the same memory; itself where the layout is no other."""
+    layout = members[0].layout
+    if layout == group.layout:
+        return group
+    buffers, heads, _, channels = group.past.shape
+    shape = (buffers, heads, layout.capacity, channels)
+    past = group.past.reshape(-1)[: math.prod(shape)].reshape(shape)
+    return CacheGroup(layers=group.layers, layout=layout, past=past)
 
 
 def allocate_rows(members: tuple[LayerCache, ...], length: int) -> Array:

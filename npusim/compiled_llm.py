@@ -5,7 +5,7 @@ from pathlib import Path
 
 import openvino as ov
 
-from npusim.cache_plan import LayerCache, plan_caches
+from npusim.cache_plan import LayerCache, plan_caches, with_capacity
 from npusim.config import ConfigValue, Execution, LLMConfig, PrefillHint
 from npusim.graphs import lower_block, lower_whole_prefill, with_attention_taps
 from npusim.model_spec import ModelSpec, read_model, read_spec
@@ -15,9 +15,11 @@ from transforms import ExecutionForm
 
 
 class CompiledLLM:
-    """The prefill and the generate graph of one model, and what its requests need to know.
+    """The prefill and the generate graphs of one model, and what its requests need to know.
 
     prefill_model, generate_model: the lowered `openvino.Model`s as an NPU compiler would be given them.
+    generate_models: by capacity; more than generate_model only with NPUW_LLM_GENERATE_PYRAMID.
+    variants: the caches of each layer as the generate graph of each capacity reads them.
     """
 
     def __init__(self, model: ov.Model, config: LLMConfig) -> None:
@@ -25,11 +27,23 @@ class CompiledLLM:
         self.config = config.fitted(self.spec.max_positions)
         self.caches: tuple[LayerCache, ...] = plan_caches(self.spec, self.config)
         self.prefill_model = self._lower_prefill(model)
-        self.generate_model = lower_block(
-            model, self.spec, self.caches, self.config.max_generation_token_len, self.config.capacity
-        )
+        self.variants: dict[int, tuple[LayerCache, ...]] = {
+            capacity: tuple(with_capacity(cache, capacity) for cache in self.caches)
+            for capacity in self.config.generate_capacities
+        }
+        self.generate_models = {
+            capacity: lower_block(model, self.spec, caches, self.config.max_generation_token_len, capacity)
+            for capacity, caches in self.variants.items()
+        }
         self.compiled_prefill = self._compile(self.prefill_model)
-        self.compiled_generate = self._compile(self.generate_model)
+        self.compiled_generates = {
+            capacity: self._compile(lowered) for capacity, lowered in self.generate_models.items()
+        }
+
+    @property
+    def generate_model(self) -> ov.Model:
+        """The generate graph of the whole capacity."""
+        return self.generate_models[self.config.capacity]
 
     @property
     def kv_nbytes(self) -> int:

@@ -4,14 +4,11 @@ import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import Enum
-from typing import TypeVar
 
+from npusim.config_values import ConfigValue as ConfigValue
+from npusim.config_values import check_at_least, parse_bool, parse_enum, parse_int, spell
 from npusim.errors import ConfigError
 from npusim.layout import CommitPolicy
-
-ConfigValue = str | int | float | bool
-
-E = TypeVar("E", bound=Enum)
 
 
 class PrefillHint(Enum):
@@ -70,6 +67,8 @@ class LLMConfig:
     prefill_hint: PrefillHint = PrefillHint.DYNAMIC
     prefill_chunk_size: int | None = None
     generate_hint: GenerateHint = GenerateHint.FAST_COMPILE
+    generate_pyramid: bool = False
+    pyramid_base: int = 1024
     kv_precision: KVPrecision = KVPrecision.MODEL
     kv_layout: KVLayout = KVLayout.LINEAR
     kv_slack: int = 0
@@ -78,11 +77,12 @@ class LLMConfig:
     sanitize: bool = False
 
     def __post_init__(self) -> None:
-        _at_least(1, MAX_PROMPT_LEN, self.max_prompt_len)
-        _at_least(1, MIN_RESPONSE_LEN, self.min_response_len)
-        _at_least(1, MAX_GENERATION_TOKEN_LEN, self.max_generation_token_len)
-        _at_least(1, PREFILL_CHUNK_SIZE, self.prefill_chunk_size)
-        _at_least(0, "NPUSIM_KV_SLACK", self.kv_slack)
+        check_at_least(1, MAX_PROMPT_LEN, self.max_prompt_len)
+        check_at_least(1, MIN_RESPONSE_LEN, self.min_response_len)
+        check_at_least(1, MAX_GENERATION_TOKEN_LEN, self.max_generation_token_len)
+        check_at_least(1, PREFILL_CHUNK_SIZE, self.prefill_chunk_size)
+        check_at_least(1, "NPUSIM_PYRAMID_BASE", self.pyramid_base)
+        check_at_least(0, "NPUSIM_KV_SLACK", self.kv_slack)
         if self.max_prompt_len is None:
             return
         if self.prefill_chunk_size is not None and self.prefill_chunk_size > self.max_prompt_len:
@@ -99,18 +99,33 @@ class LLMConfig:
     @property
     def capacity(self) -> int:
         """C: tokens that can be stored. The last token generated need not be stored."""
-        if self.max_prompt_len is None:
-            raise ConfigError(f"{MAX_PROMPT_LEN} is not chosen yet; call fitted() first")
-        return self.max_prompt_len + self.min_response_len - 1
+        return self._chosen_prompt_len + self.min_response_len - 1
+
+    @property
+    def generate_capacities(self) -> tuple[int, ...]:
+        """Past slots of each generate graph, ascending; the last one's are the capacity.
+
+        NPUW's sizes: room for a prompt of 1024, 2048, 4096, ... tokens and for the response to it.
+        """
+        sizes = []
+        prompt_len = self.pyramid_base
+        while self.generate_pyramid and prompt_len + self.min_response_len - 1 < self.capacity:
+            sizes.append(prompt_len + self.min_response_len - 1)
+            prompt_len *= 2
+        return (*(size for size in sizes if size >= self.max_generation_token_len), self.capacity)
 
     @property
     def chunk_size(self) -> int:
         """Rows of the prefill graph."""
+        if self.prefill_hint is PrefillHint.STATIC or self.prefill_chunk_size is None:
+            return self._chosen_prompt_len
+        return self.prefill_chunk_size
+
+    @property
+    def _chosen_prompt_len(self) -> int:
         if self.max_prompt_len is None:
             raise ConfigError(f"{MAX_PROMPT_LEN} is not chosen yet; call fitted() first")
-        if self.prefill_hint is PrefillHint.STATIC or self.prefill_chunk_size is None:
-            return self.max_prompt_len
-        return self.prefill_chunk_size
+        return self.max_prompt_len
 
     def fitted(self, max_positions: int | None) -> "LLMConfig":
         """With every open choice made for a model whose rotary tables cover max_positions (None: any).
@@ -152,7 +167,7 @@ class LLMConfig:
         for field in fields(self):
             value = getattr(self, field.name)
             if value is not None:
-                result[_BY_FIELD[field.name].key] = _spell(value)
+                result[_BY_FIELD[field.name].key] = spell(value)
         return result
 
 
@@ -176,97 +191,71 @@ DEFAULT_MAX_PROMPT_LEN = 1024
 DEFAULT_CHUNK_SIZE = 1024
 
 
-def _at_least(least: int, key: str, value: int | None) -> None:
-    if value is not None and value < least:
-        raise ConfigError(f"{key}={value}; at least {least} is needed")
-
-
-def _parse_int(key: str, value: ConfigValue) -> int:
-    try:
-        number = int(value)
-    except (TypeError, ValueError, OverflowError):
-        raise ConfigError(f"{key}={value!r}; a whole number is needed") from None
-    if isinstance(value, bool) or (isinstance(value, float) and value != number):
-        raise ConfigError(f"{key}={value!r}; a whole number is needed")
-    return number
-
-
-def _parse_bool(key: str, value: ConfigValue) -> bool:
-    spelled = {"YES": True, "TRUE": True, "1": True, "NO": False, "FALSE": False, "0": False}
-    result = spelled.get(str(value).upper())
-    if result is None:
-        raise ConfigError(f"{key}={value!r}; YES or NO is needed")
-    return result
-
-
-def _parse_enum(kind: type[E]) -> Callable[[str, ConfigValue], E]:
-    def parse(key: str, value: ConfigValue) -> E:
-        try:
-            return kind(str(value).upper())
-        except ValueError:
-            allowed = ", ".join(str(member.value) for member in kind)
-            raise ConfigError(f"{key}={value!r}; allowed: {allowed}") from None
-
-    return parse
-
-
 def _parse_kv_precision(key: str, value: ConfigValue) -> KVPrecision:
     if str(value).upper() in ("I8", "U8", "I4", "U4", "F8E4M3"):
         raise ConfigError(
             f"{key}={value!r}: codes need scales, and those come with the model; give one that was exported "
             "with a quantized cache (k_quant_type, k_scale, ...) and leave MODEL"
         )
-    return _parse_enum(KVPrecision)(key, value)
-
-
-def _spell(value: object) -> str:
-    if isinstance(value, bool):
-        return "YES" if value else "NO"
-    return str(value.value if isinstance(value, Enum) else value)
+    return parse_enum(KVPrecision)(key, value)
 
 
 OPTIONS = (
     Option(
         MAX_PROMPT_LEN,
         "max_prompt_len",
-        _parse_int,
+        parse_int,
         "1024, or what the rotary tables allow",
         "longest prompt, in tokens",
     ),
     Option(
         MIN_RESPONSE_LEN,
         "min_response_len",
-        _parse_int,
+        parse_int,
         "128",
         "tokens that can be generated after the longest prompt",
     ),
     Option(
         MAX_GENERATION_TOKEN_LEN,
         "max_generation_token_len",
-        _parse_int,
+        parse_int,
         "1",
         "rows of the generate graph: the largest block of one step (1 + drafts)",
     ),
     Option(
         "NPUW_LLM_PREFILL_HINT",
         "prefill_hint",
-        _parse_enum(PrefillHint),
+        parse_enum(PrefillHint),
         "DYNAMIC",
         "STATIC: whole prompt in one graph; DYNAMIC: chunk by chunk over the cache",
     ),
     Option(
         PREFILL_CHUNK_SIZE,
         "prefill_chunk_size",
-        _parse_int,
+        parse_int,
         "1024, or the longest prompt",
         "rows of the chunked prefill graph",
     ),
     Option(
         "NPUW_LLM_GENERATE_HINT",
         "generate_hint",
-        _parse_enum(GenerateHint),
+        parse_enum(GenerateHint),
         "FAST_COMPILE",
         "FAST_COMPILE or BEST_PERF; accepted as NPUW does, one generate graph serves both",
+    ),
+    Option(
+        "NPUW_LLM_GENERATE_PYRAMID",
+        "generate_pyramid",
+        parse_bool,
+        "NO",
+        "YES: generate graphs of several capacities, each step on the smallest that holds it",
+    ),
+    Option(
+        "NPUSIM_PYRAMID_BASE",
+        "pyramid_base",
+        parse_int,
+        "1024",
+        "prompt that the smallest graph of a pyramid has room for; each further one has twice that",
     ),
     Option(
         "NPUSIM_KV_PRECISION",
@@ -278,35 +267,35 @@ OPTIONS = (
     Option(
         "NPUSIM_KV_LAYOUT",
         "kv_layout",
-        _parse_enum(KVLayout),
+        parse_enum(KVLayout),
         "LINEAR",
         "slots of windowed layers: LINEAR, ROLLING, RING or GATHERED",
     ),
     Option(
         "NPUSIM_KV_SLACK",
         "kv_slack",
-        _parse_int,
+        parse_int,
         "0",
         "rows of a ROLLING or RING layer above the least that is sound",
     ),
     Option(
         "NPUSIM_COMMIT",
         "commit",
-        _parse_enum(CommitPolicy),
+        parse_enum(CommitPolicy),
         "EAGER",
         "EAGER: store a block at once, trim later; DEFERRED: store what the next call accepts",
     ),
     Option(
         "NPUSIM_EXECUTION",
         "execution",
-        _parse_enum(Execution),
+        parse_enum(Execution),
         "FAST",
         "form of the attention that runs: FAST on a CPU, or DEVICE as an NPU compiler is given it",
     ),
     Option(
         "NPUSIM_SANITIZE",
         "sanitize",
-        _parse_bool,
+        parse_bool,
         "NO",
         "YES: fill every slot that may not be read with a pattern and stop when it leaks",
     ),

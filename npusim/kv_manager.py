@@ -1,5 +1,7 @@
 """The host's KV cache: buffers, how many tokens they hold, and what a step does to them."""
 
+import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import assert_never
 
@@ -60,13 +62,15 @@ class BlockRows:
 class KVManager:
     """One sequence in fixed buffers.
 
-    A step is: `settle(start)`, run the graph with `start` tokens of past, `commit(start, rows)`. Between the
-    two nothing that is stored changes, so that a step that fails leaves the state it found.
+    A step is: `arrange(capacity)` for the graph that is to run, `settle(start)`, run it with `start` tokens
+    of past, `commit(start, rows)`. Between the last two nothing that is stored changes, so that a step that
+    fails leaves the state it found.
     """
 
-    def __init__(self, groups: tuple[CacheGroup, ...], *, capacity: int, commit: CommitPolicy) -> None:
-        self.groups = groups
-        self.capacity = capacity
+    def __init__(self, variants: Mapping[int, tuple[CacheGroup, ...]], *, commit: CommitPolicy) -> None:
+        """variants: the groups as the graphs of each capacity see them, all over one memory."""
+        self._variants = variants
+        self.groups = self._largest
         self.rows_moved = 0
         self._commit_policy = commit
         self._committed = 0
@@ -92,7 +96,7 @@ class KVManager:
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers."""
-        return sum(group.past.nbytes for group in self.groups)
+        return sum(group.past.nbytes for group in self._largest)
 
     def can_trim(self, num_tokens: int) -> bool:
         """Whether every layer still holds the window of an end at num_tokens."""
@@ -130,6 +134,22 @@ class KVManager:
             self._pending = replace(self._pending, length=num_tokens - self._committed)
         return removed
 
+    def smallest_capacity(self, num_tokens: int) -> int:
+        """That of the smallest graph with room for num_tokens and for every row now in the buffers.
+
+        Rows that a step is about to drop are among them: they are dropped when it succeeds.
+        """
+        needed = max(num_tokens, self._committed)
+        return min(capacity for capacity in self._variants if capacity >= needed)
+
+    def arrange(self, capacity: int) -> None:
+        """Lay the stored rows out as the graph of that capacity reads them."""
+        arranged = self._variants[capacity]
+        for group, target in zip(self.groups, arranged, strict=True):
+            if target is not group:
+                _migrate(group, target, self._committed)
+        self.groups = arranged
+
     def settle(self, start: int) -> None:
         """Write what is held back up to position `start`; what lies beyond stays held until `commit`."""
         pending = self._pending
@@ -156,11 +176,15 @@ class KVManager:
 
     def reset(self) -> None:
         """Empty the cache and zero every row ever written: 0 x NaN is NaN even where a mask hides it."""
-        for group in self.groups:
+        for group in itertools.chain(*self._variants.values()):
             touched = min(self._touched, group.layout.capacity)
             make_tensor_slice(group.past, ROWS, 0, touched)[...] = 0
         self._committed = self._high_water = self._touched = 0
         self._pending = None
+
+    @property
+    def _largest(self) -> tuple[CacheGroup, ...]:
+        return self._variants[max(self._variants)]
 
     def _is_length(self, num_tokens: int) -> bool:
         """Whether it is a number of tokens that the cache can be cut to; 1.5 would be taken by the slices."""
@@ -190,6 +214,19 @@ class KVManager:
         self._committed += rows.length
         self._high_water = max(self._high_water, self._committed)
         self._touched = max(self._touched, self._committed)
+
+
+def _migrate(source: CacheGroup, target: CacheGroup, length: int) -> None:
+    """Copy slots [0, length) between two views of one memory whose slots lie at different distances.
+
+    Buffer by buffer, from the end where they move apart, so that none is overwritten before it is read.
+    numpy sees to the overlap within one.
+    """
+    grows = target.layout.capacity > source.layout.capacity
+    buffers = range(len(source.past))
+    for index in reversed(buffers) if grows else buffers:
+        rows = make_tensor_slice(source.past[index], ROWS - 1, 0, length)
+        make_tensor_slice(target.past[index], ROWS - 1, 0, length)[...] = rows
 
 
 def allocate(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 import openvino as ov
 
 from npusim.cache_element import CACHE_ELEMENTS
-from npusim.cache_plan import allocate_groups, group_caches
+from npusim.cache_plan import allocate_variants, group_caches
 from npusim.config import PrefillHint
 from npusim.errors import CapacityError, InputError, NpuSimError
 from npusim.kv_manager import KVManager
@@ -39,15 +39,22 @@ class LLMInferRequest:
         self._spec = compiled.spec
         self._config = config
         members = group_caches(compiled.caches)
-        groups = allocate_groups(members)
-        self.kv = KVManager(groups, capacity=config.capacity, commit=config.commit)
+        variants = allocate_variants(compiled.variants)
+        self.kv = KVManager(variants, commit=config.commit)
         elements = tuple(CACHE_ELEMENTS[group[0].cache_type] for group in members)
         self._sanitizer = KVSanitizer(self.kv, elements) if config.sanitize else None
         whole = config.prefill_hint is PrefillHint.STATIC
         self._prefill = StaticGraph(
-            compiled.compiled_prefill, self._spec, members, groups, 0 if whole else config.capacity
+            compiled.compiled_prefill,
+            self._spec,
+            members,
+            variants[config.capacity],
+            0 if whole else config.capacity,
         )
-        self._generate = StaticGraph(compiled.compiled_generate, self._spec, members, groups, config.capacity)
+        self._generates = {
+            capacity: StaticGraph(graph, self._spec, members, variants[capacity], capacity)
+            for capacity, graph in compiled.compiled_generates.items()
+        }
         self._tensors: dict[str, TensorLike] = {}
         self._logits: LogitsArray | None = None
         self._graph_seconds = 0.0
@@ -162,7 +169,8 @@ class LLMInferRequest:
             case Stage.PREFILL:
                 return self._run_prefill(step.tokens)
             case Stage.GENERATE:
-                return self._run_block(self._generate, step.tokens, step.start)
+                capacity = self._capacity_of_step(step.start)
+                return self._run_block(self._generates[capacity], step.tokens, step.start, capacity)
             case _:
                 assert_never(step.stage)
 
@@ -220,16 +228,29 @@ class LLMInferRequest:
         """The prompt in chunks of the prefill graph's rows (one chunk where it is the whole prompt)."""
         rows = self._prefill.num_rows
         if len(tokens) <= rows:
-            return self._run_block(self._prefill, tokens, 0)
+            return self._run_block(self._prefill, tokens, 0, self.capacity)
         logits = np.empty((1, len(tokens), self.vocab_size), np.float32)
         for start in range(0, len(tokens), rows):
             chunk = tokens[start : start + rows]
-            logits[:, start : start + len(chunk)] = self._run_block(self._prefill, chunk, start)
+            rows_of_chunk = self._run_block(self._prefill, chunk, start, self.capacity)
+            logits[:, start : start + len(chunk)] = rows_of_chunk
         return logits
 
-    def _run_block(self, graph: StaticGraph, tokens: TokenArray, start: int) -> LogitsArray:
-        """Plan, run, commit: one block at `start`, its rows stored, its logits as a view."""
+    def _capacity_of_step(self, start: int) -> int:
+        """Of the smallest generate graph that has room for a block of the largest size at `start`.
+
+        Of the largest size, whatever this one's: else blocks of changing length, as drafting makes them,
+        would send the rows to and fro at the border between two graphs.
+        """
+        return self.kv.smallest_capacity(min(start + self.max_generation_tokens, self.capacity))
+
+    def _run_block(self, graph: StaticGraph, tokens: TokenArray, start: int, capacity: int) -> LogitsArray:
+        """Plan, run, commit: one block at `start`, its rows stored, its logits as a view.
+
+        capacity: what the graph is compiled for, of those that `KVManager.arrange` knows.
+        """
         graph.load(tokens, start)
+        self.kv.arrange(capacity)
         self.kv.settle(start)
         if self._sanitizer is not None and graph.has_past:
             self._sanitizer.run(graph, start, len(tokens))

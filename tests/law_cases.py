@@ -32,12 +32,20 @@ class Case:
     prefill_chunk: int
     slack: int = 0
     sanitize: bool = False
+    execution: str = "FAST"
+    pyramid_base: int = 0  # 0: one generate graph
 
     def __str__(self) -> str:
         windows = "_".join(str(window) for window in self.windows)
         prefill = f"chunks-of-{self.prefill_chunk}" if self.prefill_chunk else "whole"
         sanitized = "-sanitized" if self.sanitize else ""
-        return f"windows_{windows}-{self.layout}+{self.slack}-{self.commit.value}-{prefill}{sanitized}"
+        pyramid = f"-pyramid-{self.pyramid_base}" if self.pyramid_base else ""
+        run = f"{self.commit.value}-{self.execution}{sanitized}{pyramid}"
+        return f"windows_{windows}-{self.layout}+{self.slack}-{prefill}-{run}"
+
+    @property
+    def group(self) -> str:
+        return "windows_" + "_".join(str(window) for window in self.windows)
 
     @property
     def model(self) -> TinyModel:
@@ -59,20 +67,28 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """Every layout that differs for these windows, both policies, whole and chunked prefill."""
+    """Every layout that differs for these windows, both policies, whole and chunked prefill, both forms."""
     found: list[Case] = []
-    for windows in (UNIFORM_NONE, ONE, THREE, BEYOND, MIXED):
-        layouts = ("LINEAR",) if windows == UNIFORM_NONE else LAYOUTS
-        for number, layout in enumerate(layouts):
-            slack = 2 * (layout == "ROLLING") + (layout == "RING" and windows == MIXED)
-            for commit in CommitPolicy:
-                for chunk in (0, 4) if windows == MIXED else (4 * (number % 2),):
-                    found.append(
-                        Case(windows=windows, layout=layout, commit=commit, prefill_chunk=chunk, slack=slack)
-                    )
-    mixed = Case(windows=MIXED, layout="ROLLING", commit=CommitPolicy.EAGER, prefill_chunk=5)
-    found += [mixed, *(replace(mixed, layout=layout, sanitize=True) for layout in LAYOUTS)]
-    return found
+    for windows in (UNIFORM_NONE, ONE, THREE, BEYOND):
+        for number, layout in enumerate(("LINEAR",) if windows == UNIFORM_NONE else LAYOUTS):
+            base = Case(
+                windows=windows, layout=layout, commit=CommitPolicy.EAGER, prefill_chunk=4 * (number % 2)
+            )
+            found += _both_policies(replace(base, slack=2 if layout == "ROLLING" else 0))
+    mixed = Case(windows=MIXED, layout="LINEAR", commit=CommitPolicy.EAGER, prefill_chunk=4)
+    for layout in LAYOUTS:
+        slack = {"ROLLING": 2, "RING": 1}.get(layout, 0)
+        chunked = replace(mixed, layout=layout, slack=slack)
+        found += _both_policies(chunked)
+        found += _both_policies(replace(chunked, prefill_chunk=0, execution="DEVICE"))
+        sanitized = replace(mixed, layout=layout, prefill_chunk=5, sanitize=True)
+        deferred = replace(sanitized, commit=CommitPolicy.DEFERRED, pyramid_base=2)
+        found += [sanitized, deferred, replace(mixed, layout=layout, prefill_chunk=5, pyramid_base=1)]
+    return [*found, replace(mixed, layout="ROLLING", prefill_chunk=5)]
+
+
+def _both_policies(case: Case) -> list[Case]:
+    return [replace(case, commit=commit) for commit in CommitPolicy]
 
 
 @cache
@@ -93,4 +109,7 @@ def compiled(case: Case) -> CompiledLLM:
         slack=case.slack,
         commit=case.commit.value,
         sanitize="YES" if case.sanitize else "NO",
+        execution=case.execution,
+        pyramid="YES" if case.pyramid_base else "NO",
+        pyramid_base=case.pyramid_base or 1024,
     )

@@ -128,71 +128,83 @@ class OrtSteps:
 def layered(windows: Sequence[int], *, kv_num_heads: int, head_size: int, form: Quantized) -> onnx.ModelProto:
     """A language model of nothing but embedding, attention and logits: one GroupQueryAttention per window.
 
-    Its hidden size is 8 and as many query heads as KV heads, so that the caches are what is large.
+    Its hidden size is 8 and it has as many query heads as KV heads, so that the caches are what is large.
     """
-    hidden, vocab, wide = 8, 16, kv_num_heads * head_size
-    kind = TensorProto.INT8 if form.bits == 8 else TensorProto.UINT8
-    channels = head_size if form.bits == 8 else head_size // 2
-    rng = np.random.default_rng(23)
-    nodes: list[onnx.NodeProto] = []
-    weights: list[onnx.TensorProto] = []
-    caches = [
-        helper.make_tensor_value_info(
-            f"past_key_values.{layer}.{part}", kind, [1, kv_num_heads, f"past_{layer}", channels]
+    graph = _LayeredGraph(kv_num_heads, head_size, form)
+    for window in windows:
+        graph.add_layer(window)
+    return graph.model()
+
+
+class _LayeredGraph:
+    _HIDDEN, _VOCAB = 8, 16
+
+    def __init__(self, kv_num_heads: int, head_size: int, form: Quantized) -> None:
+        self._kv_num_heads, self._head_size, self._form = kv_num_heads, head_size, form
+        self._cache_kind = TensorProto.INT8 if form.bits == 8 else TensorProto.UINT8
+        self._rng = np.random.default_rng(23)
+        self._nodes: list[onnx.NodeProto] = []
+        self._weights: list[onnx.TensorProto] = []
+        self._inputs = [
+            helper.make_tensor_value_info(name, TensorProto.INT64, [1, name])
+            for name in ("input_ids", "attention_mask")
+        ]
+        self._outputs: list[onnx.ValueInfoProto] = []
+        self._num_layers = 0
+        one, one32 = self._constant("one", np.array([1])), self._constant("one32", np.array([1], np.int32))
+        self._scale = self._constant("cache_scale", np.array([0.05], np.float32))
+        total = self._add("ReduceSum", ["attention_mask", one], keepdims=0)
+        self._seqlens_k = self._add("Sub", [self._add("Cast", [total], to=TensorProto.INT32), one32])
+        length = self._add("Gather", [self._add("Shape", ["attention_mask"]), one])
+        self._length = self._add("Squeeze", [self._add("Cast", [length], to=TensorProto.INT32)])
+        self._rows = self._add("Gather", [self._weight(self._VOCAB, self._HIDDEN), "input_ids"])
+
+    def add_layer(self, window: int) -> None:
+        wide, layer = self._kv_num_heads * self._head_size, self._num_layers
+        projected = [self._add("MatMul", [self._rows, self._weight(self._HIDDEN, wide)]) for _ in range(3)]
+        past, present = (
+            [f"{name}.{layer}.{part}" for part in ("key", "value")] for name in ("past_key_values", "present")
         )
-        for layer in range(len(windows))
-        for part in ("key", "value")
-    ]
+        self._num_layers += 1
+        channels = self._head_size * self._form.bits // 8
+        shape = [1, self._kv_num_heads, f"past_{layer}", channels]
+        self._inputs += [helper.make_tensor_value_info(name, self._cache_kind, shape) for name in past]
+        self._outputs += [helper.make_tensor_value_info(name, self._cache_kind, None) for name in present]
+        inputs = [*projected, *past, self._seqlens_k, self._length, *[""] * 5, self._scale, self._scale]
+        node = helper.make_node(
+            "GroupQueryAttention", inputs, [f"attention.{layer}", *present], domain="com.microsoft"
+        )
+        attributes = {
+            "num_heads": self._kv_num_heads,
+            "kv_num_heads": self._kv_num_heads,
+            "local_window_size": window,
+            "k_quant_type": self._form.kind,
+            "v_quant_type": self._form.kind,
+            "kv_cache_bit_width": self._form.bits,
+        }
+        node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
+        self._nodes.append(node)
+        merged = self._add("MatMul", [f"attention.{layer}", self._weight(wide, self._HIDDEN)])
+        self._rows = self._add("Add", [self._rows, merged])
 
-    def weight(name: str, *shape: int) -> str:
-        weights.append(numpy_helper.from_array(rng.normal(size=shape).astype(np.float32) * 0.3, name))
-        return name
+    def model(self) -> onnx.ModelProto:
+        logits = self._add("MatMul", [self._rows, self._weight(self._HIDDEN, self._VOCAB)])
+        self._nodes.append(helper.make_node("Identity", [logits], ["logits"]))
+        shape = [1, "input_ids", self._VOCAB]
+        outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, shape), *self._outputs]
+        graph = helper.make_graph(self._nodes, "layered", self._inputs, outputs, self._weights)
+        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=9)
 
-    def add(op: str, inputs: list[str], output: str, **attributes: int | str) -> str:
-        nodes.append(helper.make_node(op, inputs, [output], **attributes))
+    def _add(self, op: str, inputs: list[str], **attributes: int) -> str:
+        output = f"{op}.{len(self._nodes)}"
+        self._nodes.append(helper.make_node(op, inputs, [output], **attributes))
         return output
 
-    weights.append(numpy_helper.from_array(np.array([1], np.int64), "one"))
-    weights.append(numpy_helper.from_array(np.array([1], np.int32), "one32"))
-    weights.append(numpy_helper.from_array(np.array(0.05, np.float32).reshape(1), "cache_scale"))
-    total = add("ReduceSum", ["attention_mask", "one"], "total", keepdims=0)
-    total = add("Cast", [total], "total32", to=TensorProto.INT32)
-    seqlens_k = add("Sub", [total, "one32"], "seqlens_k")
-    length = add("Gather", [add("Shape", ["attention_mask"], "mask_shape"), "one"], "length")
-    length = add("Squeeze", [add("Cast", [length], "length32", to=TensorProto.INT32)], "length_scalar")
-    rows = add("Gather", [weight("embedding", vocab, hidden), "input_ids"], "rows")
-    outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1, "sequence_length", vocab])]
-    for layer, window in enumerate(windows):
-        projected = [
-            add("MatMul", [rows, weight(f"{layer}.{part}", hidden, wide)], f"{layer}.{part}.rows")
-            for part in ("query", "key", "value")
-        ]
-        presents = [f"present.{layer}.key", f"present.{layer}.value"]
-        past = [f"past_key_values.{layer}.key", f"past_key_values.{layer}.value"]
-        attention = f"{layer}.attention"
-        inputs = [*projected, *past, seqlens_k, length, *[""] * 5, "cache_scale", "cache_scale"]
-        nodes.append(
-            helper.make_node(
-                "GroupQueryAttention",
-                inputs,
-                [attention, *presents],
-                domain="com.microsoft",
-                num_heads=kv_num_heads,
-                kv_num_heads=kv_num_heads,
-                local_window_size=window,
-                k_quant_type="PER_TENSOR",
-                v_quant_type="PER_TENSOR",
-                kv_cache_bit_width=form.bits,
-            )
-        )
-        outputs += [helper.make_tensor_value_info(name, kind, None) for name in presents]
-        merged = add("MatMul", [attention, weight(f"{layer}.out", wide, hidden)], f"{layer}.merged")
-        rows = add("Add", [rows, merged], f"{layer}.rows")
-    add("MatMul", [rows, weight("head", hidden, vocab)], "logits")
-    tokens = [
-        helper.make_tensor_value_info(name, TensorProto.INT64, [1, name])
-        for name in ("input_ids", "attention_mask")
-    ]
-    graph = helper.make_graph(nodes, "layered", [*tokens, *caches], outputs, weights)
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    def _constant(self, name: str, value: NDArray[np.generic]) -> str:
+        self._weights.append(numpy_helper.from_array(value, name))
+        return name
+
+    def _weight(self, *shape: int) -> str:
+        value = 0.3 * self._rng.normal(size=shape)
+        return self._constant(f"weight.{len(self._weights)}", value.astype(np.float32))

@@ -8,6 +8,8 @@ from transforms.execution_form import ExecutionForm
 from transforms.gqa_node import GQANode, find_gqa, node_label, read_gqa
 from transforms.key_layout import Branch, KeyLayout
 from transforms.new_rows import KeepNewRows
+from transforms.splits_to_slices import SplitsToSlices
+from transforms.stateful import StatefulGQA
 from transforms.static_shapes import StaticShapes
 
 __all__ = [
@@ -21,6 +23,8 @@ __all__ = [
     "KeepNewRows",
     "KeyLayout",
     "RemoveEmptyPast",
+    "SplitsToSlices",
+    "StatefulGQA",
     "StaticShapes",
     "find_gqa",
     "node_label",

@@ -123,13 +123,16 @@ REFUSED: dict[str, tuple[Edit, str]] = {
     "not causal": (with_attribute("causal", 0), "requires causal=1, got causal=0 and local_window_size=5"),
     "quantized keys": (
         with_attribute("k_quant_type", "PER_TENSOR"),
-        "attention.1: k_quant_type=PER_TENSOR; .* not",
+        "attention.1: k_quant_type=PER_TENSOR, v_quant_type=NONE; both must be the same",
     ),
     "quantized bits": (
         with_attribute("kv_cache_bit_width", 8),
-        "attention.1: kv_cache_bit_width=8; .* use 0",
+        "attention.1: kv_cache_bit_width=8 without k_quant_type and v_quant_type; name the types, or use 0",
     ),
-    "int8 cache": (with_int8_cache, "attention.0: the KV cache is i8; allowed are f32 and f16"),
+    "int8 cache": (
+        with_int8_cache,
+        "attention.0: past_key is i8, but k_quant_type and v_quant_type are NONE",
+    ),
     "heads": (with_attribute("num_heads", 5), "GroupQueryAttention"),
     "batch 2": (of_batch_2, "batch_size == 1 .* got batch_size = 2"),
     "another input": (with_another_input, "has an input pixels that npusim cannot fill; known are input_ids"),

@@ -12,7 +12,7 @@ from model_files import READABLE
 from quantized_models import OrtSteps, codes_of, layered, quantized, read
 
 import npusim
-import transforms.decompose_gqa
+import transforms.shared_parts
 from npusim.cache_plan import allocate_groups, group_caches, plan_caches
 from npusim.config import LLMConfig
 from npusim.model_spec import read_spec
@@ -116,7 +116,7 @@ def test_a_conversation_with_rewinds_equals_onnx_runtime_and_no_row_changes(name
 
 
 def test_layers_with_codes_and_layers_without_live_in_one_model():
-    model = quantized(READABLE["gemma3_alternating"], INT4_CHANNELS, layers=(1, 2))
+    model = quantized(READABLE["gemma3_alternating"], INT8_CHANNELS, layers=(1, 2))
     compiled = npusim.compile_model(read(model), CONFIG | {"NPUSIM_KV_LAYOUT": "RING"})
     request, ort = compiled.create_infer_request(), OrtSteps(model)
     for start, length in ((0, PROMPT), (18, 3), (20, 4)):
@@ -124,8 +124,8 @@ def test_layers_with_codes_and_layers_without_live_in_one_model():
         np.testing.assert_allclose(_infer(request, start, length), expected, rtol=0, atol=5e-6)
     # Windows 8, 8, none, 8; 2 KV heads of 16; a ring of W + S - 1 rows, C = 46.
     ring, full = 11, 46
-    floats, nibbles = 2 * 2 * 16 * 4, 2 * 2 * 8
-    assert request.kv_nbytes == ring * floats + ring * nibbles + full * nibbles + ring * floats
+    codes = 2 * 2 * 16
+    assert request.kv_nbytes == ring * 4 * codes + ring * codes + full * codes + ring * 4 * codes
     assert compiled.kv_nbytes == request.kv_nbytes
 
 
@@ -180,13 +180,13 @@ def test_a_sanitized_run_of_a_right_graph_has_the_same_bits(form, layout, commit
 
 @pytest.mark.parametrize("form", [INT8, INT4, FLOAT8], ids=["int8", "int4", "float8"])
 def test_a_window_too_wide_is_named_and_changes_nothing(form, monkeypatch):
-    visible = transforms.decompose_gqa.visible
+    visible = transforms.shared_parts.visible
 
     def one_too_wide(frame, *, local_window_size, causal):
         wider = local_window_size + 1 if local_window_size > 0 else -1
         return visible(frame, local_window_size=wider, causal=causal)
 
-    monkeypatch.setattr("transforms.decompose_gqa.visible", one_too_wide)
+    monkeypatch.setattr("transforms.shared_parts.visible", one_too_wide)
     model = quantized(READABLE["gptoss_attention"], form)
     request = npusim.compile_model(read(model), CONFIG | {"NPUSIM_SANITIZE": "YES"}).create_infer_request()
     _infer(request, 0, 7)

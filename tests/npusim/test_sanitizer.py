@@ -7,8 +7,8 @@ import openvino.opset13 as ops
 import pytest
 
 import npusim
-import transforms.decompose_gqa
 import transforms.frames
+import transforms.shared_parts
 from transforms.opset import i32
 
 MODELS = Path(__file__).parents[1] / "models"
@@ -61,13 +61,13 @@ _LINEAR = transforms.frames._linear_past
 
 def test_a_slot_never_filled_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transforms.frames, "_linear_past", _see_one_slot_too_many)
-    monkeypatch.setattr(transforms.decompose_gqa, "visible", _visible_whatever_the_order)
+    monkeypatch.setattr(transforms.shared_parts, "visible", _visible_whatever_the_order)
     with pytest.raises(npusim.KVLeakError, match=r"layer 0: slot 0 .* it was never filled") as caught:
         _run("llama.onnx")
     assert (caught.value.layer, caught.value.slot, caught.value.position) == (0, 0, None)
 
 
-_VISIBLE = transforms.decompose_gqa.visible
+_VISIBLE = transforms.shared_parts.visible
 
 
 def _visible_whatever_the_order(frame, *, local_window_size, causal):  # noqa: ARG001
@@ -79,7 +79,7 @@ def test_a_window_too_wide_is_named_and_changes_nothing(monkeypatch: pytest.Monk
         wider = local_window_size + 1 if local_window_size > 0 else -1
         return _VISIBLE(frame, local_window_size=wider, causal=causal)
 
-    monkeypatch.setattr(transforms.decompose_gqa, "visible", one_too_wide)
+    monkeypatch.setattr(transforms.shared_parts, "visible", one_too_wide)
     request = npusim.compile_model(MODELS / "gptoss_attention.onnx", CONFIG).create_infer_request()
     tokens = np.random.default_rng(6).integers(0, 256, 14)
     request.infer({"input_ids": tokens[None, :7]})
@@ -94,7 +94,7 @@ def test_a_window_too_wide_is_named_and_changes_nothing(monkeypatch: pytest.Monk
 
 def test_a_trimmed_row_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transforms.frames, "_linear_past", _see_one_slot_too_many)
-    monkeypatch.setattr(transforms.decompose_gqa, "visible", _visible_whatever_the_order)
+    monkeypatch.setattr(transforms.shared_parts, "visible", _visible_whatever_the_order)
     wrong = npusim.compile_model(MODELS / "llama.onnx", {**CONFIG, "NPUW_LLM_PREFILL_HINT": "STATIC"})
     request = wrong.create_infer_request()
     tokens = np.random.default_rng(7).integers(0, 256, 12)

@@ -1,0 +1,1 @@
+"""Benchmarks: synthetic models, interleaved timing, other runtimes beside npusim, goals."""

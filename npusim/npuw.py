@@ -1,0 +1,263 @@
+"""The real NPUW as a target: what runs language models on an NPU, here on the CPU device.
+
+The openvino wheel brings the NPU plugin, and its LLM runtime needs no NPU when it is told to use the CPU. A
+request of this module has the manners of `npusim.LLMInferRequest`, so whatever drives the simulator drives
+it. NPUW takes some calls that it then answers wrong without a word; they are refused here, each with its
+reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import openvino as ov
+
+from npusim.config import ConfigValue
+from npusim.errors import CapacityError, ModelError, NpuSimError, TrimError
+from npusim.model_spec import read_model, read_spec
+from npusim.npuw_config import NPUWConfig, read_config
+from npusim.npuw_profile import NPUWLengths
+from npusim.stage import Stage
+from npusim.static_graph import LogitsArray
+from npusim.step_inputs import StepInputs, TensorLike, read_step
+from transforms import DecompositionError, find_gqa
+from transforms.stateful import StatefulGQA
+
+_PARTITIONER_FAULT = "undeclared parameters"
+_STATEFUL_INPUTS = {"input_ids", "attention_mask", "position_ids", "beam_idx"}
+
+
+def unavailable_reason() -> str | None:
+    """Why NPUW cannot be used here; None where it can."""
+    try:
+        ov.Core().get_property("NPU", "SUPPORTED_PROPERTIES")
+    except RuntimeError as error:
+        return f"OpenVINO {ov.get_version()} has no NPU plugin: {_last_line(error)}"
+    return None
+
+
+def compile_model(
+    model: str | Path | ov.Model, config: Mapping[str, ConfigValue] | None = None
+) -> NPUWCompiledLLM:
+    """Lower a model to the stateful form and compile it with NPUW, on the CPU unless NPUW_DEVICES says else.
+
+    config: the NPUW_LLM_* keys that `npusim.compile_model` takes too, and any property of NPUW or its
+    devices. A model that is stateful already (an export of npusim, say) is taken as it is.
+
+    Raises ConfigError, ModelError (also where NPUW itself fails, with what it said).
+    """
+    reason = unavailable_reason()
+    if reason is not None:
+        raise ModelError(f"{reason}; install the openvino wheel")
+    return NPUWCompiledLLM(read_model(model), config or {})
+
+
+class NPUWCompiledLLM:
+    """A model compiled by NPUW. notes: what had to be chosen differently from what NPUW does by default."""
+
+    def __init__(self, model: ov.Model, config: Mapping[str, ConfigValue]) -> None:
+        self.sizes = _lower(model)
+        self.config: NPUWConfig = read_config(config, self.sizes.max_positions)
+        self.model = model
+        self.notes: tuple[str, ...] = ()
+        self._compiled: ov.CompiledModel | None = self._compile()
+
+    @property
+    def lengths(self) -> NPUWLengths:
+        """Prompt, capacity and block as NPUW rounds them."""
+        return self.config.lengths
+
+    def create_infer_request(self) -> NPUWInferRequest:
+        """A request of its own.
+
+        Requests of one compiled model share NPUW's count of stored tokens, so the second and every later one
+        get a compilation of their own.
+        """
+        compiled = self._compiled or self._compile()
+        self._compiled = None
+        return NPUWInferRequest(self, compiled)
+
+    def _compile(self) -> ov.CompiledModel:
+        try:
+            return ov.Core().compile_model(self.model, "NPU", dict(self.config.properties))
+        except RuntimeError as error:
+            if _PARTITIONER_FAULT not in str(error) or not self.config.may_choose_pipeline:
+                raise ModelError(f"NPUW does not compile the model: {_last_line(error)}") from error
+        self.notes = (
+            "NPUW's partitioner fails on this model (it loses a border between two subgraphs, a matter of "
+            "luck below five layers); compiled with NPUW_ONLINE_PIPELINE=NONE and static attention",
+        )
+        return ov.Core().compile_model(self.model, "NPU", self.config.unpartitioned())
+
+
+class NPUWInferRequest:
+    """One conversation on NPUW, with the interface of `npusim.LLMInferRequest`.
+
+    Refused, because NPUW would answer wrong without an error: a step that begins below the start of the last
+    block (mask bits of dropped tokens stay set), a first step below the end of the prompt (its rows are
+    copied shifted), a gap, an empty block (the process dies), and a block that would cross the capacity (an
+    obscure failure in its midst).
+    """
+
+    def __init__(self, compiled: NPUWCompiledLLM, openvino_compiled: ov.CompiledModel) -> None:
+        self._sizes = compiled.sizes
+        self._lengths = compiled.lengths
+        self._compiled = openvino_compiled
+        self._stored = 0
+        self._earliest = 0  # where the next step may begin at the least
+        self._renew()
+
+    @property
+    def num_stored_tokens(self) -> int:
+        """P: tokens of the conversation that the next step attends to."""
+        return self._stored
+
+    @property
+    def capacity(self) -> int:
+        """C: the most tokens that can be stored; the model's rotary tables may allow fewer than NPUW."""
+        positions = self._sizes.max_positions
+        return self._lengths.capacity if positions is None else min(self._lengths.capacity, positions)
+
+    @property
+    def max_prompt_len(self) -> int:
+        """The longest prompt."""
+        return min(self._lengths.max_prompt_len, self.capacity)
+
+    @property
+    def max_generation_tokens(self) -> int:
+        """The most tokens of one generate step."""
+        return self._lengths.max_generation_tokens
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
+        return self._sizes.vocab_size
+
+    def infer(
+        self, inputs: Mapping[str, TensorLike], *, share_outputs: bool = False
+    ) -> dict[str, LogitsArray]:
+        """Run one call; logits float32 [1, n, vocab].
+
+        Of a prompt NPUW yields only the newest rows (`NPUWLengths.prefill_rows`). An exception of NPUW ends
+        the conversation: it cannot say what it has stored.
+
+        Raises InputError, CapacityError or TrimError before anything changes.
+        """
+        step = read_step(inputs, num_stored_tokens=self._stored, num_embeddings=self._sizes.num_embeddings)
+        self._check(step)
+        if step.stage is Stage.GENERATE and step.start == 0:
+            self._renew()  # what an earlier conversation left in the mask would be seen
+        rows = self._run(step, share_outputs)
+        length = len(step.tokens)
+        self._stored = step.start + length
+        # A prompt's rows must be taken over whole; a step leaves mask bits up to its start.
+        self._earliest = self._stored if step.stage is Stage.PREFILL else step.start
+        yielded = self._lengths.prefill_rows(length) if step.stage is Stage.PREFILL else length
+        return {"logits": rows[:, rows.shape[1] - yielded :].astype(np.float32, copy=False)}
+
+    def can_trim(self, num_tokens: int) -> bool:
+        """Whether NPUW can go back to `num_tokens` tokens and be right; never raises."""
+        return num_tokens == 0 or self._earliest <= num_tokens <= self._stored
+
+    def trim(self, num_tokens: int) -> int:
+        """Keep the first `num_tokens` tokens; return how many were removed.
+
+        Raises TrimError, with nothing changed, where NPUW would answer wrong from there.
+        """
+        self._check_trim(num_tokens)
+        removed = self._stored - num_tokens
+        if num_tokens == 0:
+            self.reset_state()
+        self._stored = num_tokens
+        return removed
+
+    def reset_state(self) -> None:
+        """Forget the conversation. (NPUW's own reset_state leaves the mask of the generate stage set.)"""
+        self._renew()
+        self._stored = self._earliest = 0
+
+    def _renew(self) -> None:
+        self._request = self._compiled.create_infer_request()
+
+    def _run(self, step: StepInputs, share_outputs: bool) -> LogitsArray:
+        stop = step.start + len(step.tokens)
+        feeds = {
+            "input_ids": step.tokens[None],
+            "attention_mask": np.ones((1, stop), np.int64),
+            "position_ids": np.arange(step.start, stop, dtype=np.int64)[None],
+            "beam_idx": np.zeros(1, np.int32),
+        }
+        try:
+            logits: LogitsArray = self._request.infer(feeds, share_outputs=share_outputs)["logits"]
+        except RuntimeError as error:
+            self.reset_state()
+            raise NpuSimError(
+                f"NPUW failed at position {step.start}: {_last_line(error)}; the conversation is lost, "
+                "begin anew"
+            ) from error
+        return logits
+
+    def _check(self, step: StepInputs) -> None:
+        length = len(step.tokens)
+        if step.stage is Stage.PREFILL:
+            if length > self.max_prompt_len:
+                raise CapacityError(
+                    f"a prompt of {length} tokens; NPUW was compiled for {self.max_prompt_len}, raise "
+                    "NPUW_LLM_MAX_PROMPT_LEN or shorten the prompt"
+                )
+            return
+        if length > self.max_generation_tokens:
+            raise CapacityError(
+                f"a block of {length} tokens; NPUW's generate graph has {self.max_generation_tokens} rows, "
+                "raise NPUW_LLM_MAX_GENERATION_TOKEN_LEN or split the block"
+            )
+        if step.start + length > self.capacity:
+            raise CapacityError(
+                f"cache full: {length} tokens at position {step.start} need {step.start + length} slots, the "
+                f"capacity is {self.capacity}; raise NPUW_LLM_MIN_RESPONSE_LEN, or trim or reset"
+            )
+        self._check_trim(step.start)
+
+    def _check_trim(self, num_tokens: int) -> None:
+        if not 0 <= num_tokens <= self._stored:
+            raise TrimError(f"trim to {num_tokens} tokens, {self._stored} are stored; keep 0..{self._stored}")
+        if self.can_trim(num_tokens):
+            return
+        raise TrimError(
+            f"a rewind to position {num_tokens}: NPUW goes back no further than {self._earliest} (the start "
+            "of its last block, or the end of the prompt) and would answer wrong without an error; prefill "
+            "anew"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sizes:
+    """Sizes of a stateful model; max_positions None where the rotary tables are not known."""
+
+    vocab_size: int
+    num_embeddings: int
+    max_positions: int | None
+
+
+def _lower(model: ov.Model) -> _Sizes:
+    """Bring a model of the caller's own to the stateful form, in place."""
+    names = {port.get_any_name() for port in model.inputs}
+    if not find_gqa(model) and names == _STATEFUL_INPUTS:
+        width = model.output("logits").get_partial_shape()[2].get_length()
+        return _Sizes(vocab_size=width, num_embeddings=width, max_positions=None)
+    spec = read_spec(model)
+    try:
+        StatefulGQA().run_on_model(model)
+    except DecompositionError as error:
+        raise ModelError(str(error)) from error
+    return _Sizes(
+        vocab_size=spec.vocab_size, num_embeddings=spec.num_embeddings, max_positions=spec.max_positions
+    )
+
+
+def _last_line(error: RuntimeError) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

@@ -1,0 +1,216 @@
+"""The KV manager on rows that carry their position: which row is in which slot after every kind of step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from npusim.errors import TrimError
+from npusim.kv_manager import BlockRows, CacheGroup, KVManager, allocate
+from npusim.layout import CommitPolicy, Layout, LinearLayout, RingLayout, RollingLayout
+from npusim.tensor_slice import make_tensor_slice
+
+HEADS, HEAD_SIZE, BLOCK = 2, 3, 5
+EMPTY = 0.0
+
+LINEAR = LinearLayout(capacity=20)
+RING = RingLayout(capacity=6, local_window_size=3)
+ROLLING = RollingLayout(capacity=6, local_window_size=4)
+
+
+def manager(*layouts: Layout, commit: CommitPolicy = CommitPolicy.EAGER) -> KVManager:
+    """Layer i has layouts[i], each in a group of its own."""
+    groups = tuple(
+        CacheGroup(
+            layers=(layer,),
+            layout=layout,
+            past=allocate((2, HEADS, layout.capacity, HEAD_SIZE), np.dtype(np.float32)),
+        )
+        for layer, layout in enumerate(layouts)
+    )
+    return KVManager(groups, capacity=20, commit=commit)
+
+
+def marked(plane: int, position: int, mark: int) -> float:
+    """A row's number: its plane (0 key, 1 value), its position, and which of its kind it is."""
+    return 1000 * mark + 10 * (position + 1) + plane
+
+
+def block(kv: KVManager, start: int, length: int, mark: int = 0) -> BlockRows:
+    """Right-aligned rows of positions start..; the padding before them must never show."""
+    array = np.full((2, HEADS, BLOCK, HEAD_SIZE), -1.0, np.float32)
+    for plane in range(2):
+        for row in range(length):
+            array[plane, :, BLOCK - length + row] = marked(plane, start + row, mark)
+    return BlockRows(arrays=tuple(array.copy() for _ in kv.groups), first=BLOCK - length, length=length)
+
+
+def step(kv: KVManager, start: int, length: int, mark: int = 0) -> None:
+    """What a request does around the run of a graph."""
+    kv.settle(start)
+    kv.commit(start, block(kv, start, length, mark))
+
+
+def slots(kv: KVManager, group: int = 0) -> list[int | None]:
+    """The position in each slot, None for one never filled; every plane, head and channel must agree."""
+    past = kv.groups[group].past
+    found: list[int | None] = []
+    for slot in range(past.shape[2]):
+        key, value = past[0, 0, slot, 0], past[1, 0, slot, 0]
+        assert (past[0, :, slot] == key).all()
+        assert (past[1, :, slot] == value).all()
+        assert value == (key + 1 if key != EMPTY else EMPTY)
+        found.append(None if key == EMPTY else int(key) % 1000 // 10 - 1)
+    return found
+
+
+def test_linear_rows_lie_at_their_positions() -> None:
+    kv = manager(LINEAR)
+    step(kv, 0, 5)
+    step(kv, 5, 2)
+    step(kv, 7, 1)
+    assert slots(kv) == [*range(8), *[None] * 12]
+    assert (kv.num_stored_tokens, kv.num_committed_tokens, kv.high_water, kv.rows_moved) == (8, 8, 8, 0)
+
+
+def test_ring_rows_lie_at_their_positions_modulo_the_capacity() -> None:
+    kv = manager(RING)
+    step(kv, 0, 5)
+    assert slots(kv) == [0, 1, 2, 3, 4, None]
+    step(kv, 5, 4)
+    assert slots(kv) == [6, 7, 8, 3, 4, 5]
+    step(kv, 9, 1)
+    assert slots(kv) == [6, 7, 8, 9, 4, 5]
+    assert kv.rows_moved == 0
+
+
+def test_rolling_rows_lie_in_order() -> None:
+    kv, held = manager(ROLLING), []
+    for position in range(14):
+        step(kv, position, 1)
+        held.append([at for at in slots(kv) if at is not None])
+    sizes = [1, 2, 3, 4, 5, 6, 4, 5, 6, 4, 5, 6, 4, 5]
+    resident = [list(range(total - size, total)) for total, size in zip(range(1, 15), sizes, strict=True)]
+    # behind the resident rows an eviction leaves the old ones
+    assert [rows[: len(expected)] for rows, expected in zip(held, resident, strict=True)] == resident
+    assert kv.rows_moved == 3 * 3  # three evictions, each moving the window less the new row
+
+
+def test_layers_of_one_group_are_written_together() -> None:
+    past = allocate((4, HEADS, 20, HEAD_SIZE), np.dtype(np.float16))
+    group = CacheGroup(layers=(2, 5), layout=LINEAR, past=past)
+    kv = KVManager((group,), capacity=20, commit=CommitPolicy.EAGER)
+    rows = np.arange(4 * HEADS * BLOCK * HEAD_SIZE).reshape(4, HEADS, BLOCK, HEAD_SIZE).astype(np.float16)
+    kv.commit(0, BlockRows(arrays=(rows,), first=2, length=3))
+    for place, buffer in enumerate((group.key(2), group.value(2), group.key(5), group.value(5))):
+        assert np.shares_memory(buffer, past)
+        assert buffer.shape == (1, HEADS, 20, HEAD_SIZE)
+        assert np.array_equal(buffer[0, :, :3], rows[place, :, 2:])
+    assert kv.nbytes == past.nbytes == 4 * HEADS * 20 * HEAD_SIZE * 2
+
+
+def test_eager_commit_writes_at_once_and_trims_later() -> None:
+    kv = manager(LINEAR)
+    step(kv, 0, 5)
+    step(kv, 5, 3, mark=1)
+    step(kv, 6, 2, mark=2)  # positions 6 and 7 were rejected
+    marks = kv.groups[0].past[0, 0, :8, 0] // 1000
+    assert marks.tolist() == [0, 0, 0, 0, 0, 1, 2, 2]
+    assert (kv.num_stored_tokens, kv.high_water) == (8, 8)
+
+
+def test_deferred_commit_writes_what_the_next_step_accepts() -> None:
+    kv = manager(LINEAR, commit=CommitPolicy.DEFERRED)
+    step(kv, 0, 4)
+    assert (kv.num_stored_tokens, kv.num_committed_tokens, kv.high_water) == (4, 0, 0)
+    assert slots(kv) == [None] * 20
+    step(kv, 3, 3, mark=1)
+    assert (kv.num_stored_tokens, kv.num_committed_tokens, kv.high_water) == (6, 3, 3)
+    assert slots(kv) == [0, 1, 2, *[None] * 17]
+    step(kv, 6, 1, mark=2)
+    marks = kv.groups[0].past[0, 0, :7, 0] // 1000
+    assert marks.tolist() == [0, 0, 0, 1, 1, 1, 0]
+
+
+def test_rows_held_back_survive_a_step_that_fails() -> None:
+    """`settle` copies what stays undecided: a graph that runs overwrites the arrays, and may fail then."""
+    kv = manager(LINEAR, commit=CommitPolicy.DEFERRED)
+    rows = block(kv, 0, 5)
+    kv.commit(0, rows)
+    kv.settle(2)  # a step at position 2 begins ...
+    rows.arrays[0][...] = -1  # ... its graph writes its outputs, and fails
+    assert (kv.num_stored_tokens, kv.num_committed_tokens) == (5, 2)
+    step(kv, 5, 1)
+    assert slots(kv) == [0, 1, 2, 3, 4, *[None] * 15]
+    kv.settle(1)  # a step before all that is written: nothing more is, and nothing is lost
+    assert (kv.num_stored_tokens, kv.num_committed_tokens) == (6, 5)
+
+
+def test_trim_reaches_first_into_what_is_held_back() -> None:
+    kv = manager(RING, commit=CommitPolicy.DEFERRED)
+    step(kv, 0, 5)
+    step(kv, 5, 4)
+    assert kv.trim(7) == 2
+    assert (kv.num_stored_tokens, kv.num_committed_tokens) == (7, 5)
+    assert kv.trim(7) == 0
+    assert kv.trim(4) == 3
+    assert (kv.num_stored_tokens, kv.num_committed_tokens) == (4, 4)
+    step(kv, 4, 1, mark=1)
+    kv.settle(5)
+    assert slots(kv) == [0, 1, 2, 3, 4, None]
+
+
+def test_a_trim_is_for_all_layers_or_none() -> None:
+    kv = manager(LINEAR, RING, ROLLING)
+    for start in range(0, 10, 5):
+        step(kv, start, 5)
+    # the ring of 6 held 10: positions 4.. are there; the rolling one holds 6, 7, 8, 9 and evicted at 7 and 10
+    before = [group.past.copy() for group in kv.groups]
+    for num_tokens, layers in ((9, r"\[2\]"), (5, r"\[1, 2\]")):
+        assert not kv.can_trim(num_tokens)
+        with pytest.raises(TrimError, match=f"trim from 10 to {num_tokens} tokens: layers {layers} have"):
+            kv.trim(num_tokens)
+    assert kv.num_stored_tokens == 10
+    assert all(np.array_equal(group.past, old) for group, old in zip(kv.groups, before, strict=True))
+    assert kv.can_trim(0)
+    assert kv.trim(0) == 10
+
+
+def test_the_high_water_mark_outlives_a_trim_but_not_a_new_sequence() -> None:
+    kv = manager(RING)
+    step(kv, 0, 5)
+    step(kv, 5, 4)
+    assert [m for m in range(10) if kv.can_trim(m)] == [0, 5, 6, 7, 8, 9]
+    assert kv.trim(6) == 3
+    assert kv.high_water == 9
+    assert [m for m in range(7) if kv.can_trim(m)] == [0, 5, 6]
+    step(kv, 0, 3)
+    assert kv.high_water == 3
+    assert [m for m in range(4) if kv.can_trim(m)] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("commit", CommitPolicy, ids=lambda commit: commit.value)
+def test_reset_zeroes_every_row_ever_written(commit: CommitPolicy) -> None:
+    kv = manager(LINEAR, RING, ROLLING, commit=commit)
+    for start in range(0, 15, 5):
+        step(kv, start, 5)
+    step(kv, 0, 2)  # a shorter sequence: the rows of the longer one are still there
+    kv.reset()
+    assert not any(group.past.any() for group in kv.groups)
+    assert (kv.num_stored_tokens, kv.num_committed_tokens, kv.high_water) == (0, 0, 0)
+    assert not kv.can_trim(1)
+    step(kv, 0, 2)
+    kv.settle(2)
+    assert slots(kv) == [0, 1, *[None] * 18]
+
+
+def test_a_slice_is_a_view_that_cannot_leave_its_tensor() -> None:
+    tensor = np.arange(24).reshape(2, 4, 3)
+    view = make_tensor_slice(tensor, 1, 1, 3)
+    assert np.shares_memory(view, tensor)
+    assert np.array_equal(view, tensor[:, 1:3])
+    assert make_tensor_slice(tensor, 1, 4, 4).shape == (2, 0, 3)
+    assert make_tensor_slice(tensor, 2, 0, 3).shape == (2, 4, 3)
+    for start, stop in ((1, 5), (-1, 2), (3, 2), (5, 5), (-2, -1)):
+        with pytest.raises(IndexError, match=rf"slice \[{start}, {stop}\) of axis 1, which has 4 rows"):
+            make_tensor_slice(tensor, 1, start, stop)

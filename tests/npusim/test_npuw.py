@@ -1,0 +1,284 @@
+"""The real NPUW on the CPU device: right through the adapter, and every call refused that it gets wrong."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import openvino as ov
+import pytest
+import stateful_runs as runs
+from llama_like import LlamaLike
+from model_files import READABLE
+from ort_runner import OrtModel
+
+import npusim
+from npusim import npuw
+from npusim.errors import CapacityError, ConfigError, InputError, ModelError, TrimError
+from npusim.npuw import NPUWInferRequest
+from npusim.npuw_config import UNPARTITIONED
+
+_UNAVAILABLE = npuw.unavailable_reason()
+pytestmark = pytest.mark.skipif(_UNAVAILABLE is not None, reason=str(_UNAVAILABLE))
+
+LENGTHS = {
+    "NPUW_LLM_MAX_PROMPT_LEN": 32,
+    "NPUW_LLM_MIN_RESPONSE_LEN": 32,
+    "NPUW_LLM_MAX_GENERATION_TOKEN_LEN": 8,
+}
+WHOLE_GRAPH = {**UNPARTITIONED, "NPUW_F16IC": "NO"}
+"""One subgraph: only the cache is float16 then, no tensor between subgraphs."""
+
+TINY = LlamaLike(windows=(4, -1))
+
+
+def tolerance(expected: np.ndarray) -> float:
+    """1e-3 for logits of up to 0.5, as those of the untrained models, and in proportion above.
+
+    NPUW keeps the cache in float16 and hands its logits through float16.
+    """
+    return 2e-3 * max(0.5, float(np.abs(expected).max()))
+
+
+def tokens_of(count: int, seed: int = 3) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 60, count).tolist()
+
+
+def call(request: NPUWInferRequest, tokens: Sequence[int], start: int) -> np.ndarray:
+    positions = np.arange(start, start + len(tokens))[None]
+    return request.infer({"input_ids": np.array([tokens]), "position_ids": positions})["logits"]
+
+
+def check_call(request: NPUWInferRequest, oracle: OrtModel, tokens: Sequence[int], start: int) -> None:
+    oracle.rewind(start)
+    expected = oracle.feed(tokens)
+    logits = call(request, tokens, start)
+    expected = expected[:, -logits.shape[1] :]
+    np.testing.assert_allclose(logits, expected, atol=tolerance(expected), rtol=0)
+
+
+@pytest.fixture(scope="module")
+def tiny_oracle(tmp_path_factory: pytest.TempPathFactory) -> OrtModel:
+    path: Path = tmp_path_factory.mktemp("tiny") / "tiny.onnx"
+    path.write_bytes(TINY.serialized)
+    return OrtModel(path)
+
+
+@pytest.fixture
+def oracle(tiny_oracle: OrtModel) -> OrtModel:
+    tiny_oracle.reset()
+    return tiny_oracle
+
+
+@pytest.fixture
+def request_(tiny_compiled: npuw.NPUWCompiledLLM) -> NPUWInferRequest:
+    return tiny_compiled.create_infer_request()
+
+
+@pytest.fixture
+def tiny_compiled() -> npuw.NPUWCompiledLLM:
+    model = ov.Core().read_model(TINY.serialized)
+    return npuw.compile_model(model, {**LENGTHS, **WHOLE_GRAPH})
+
+
+# (first position, tokens): prompt, blocks of 1 to 8 with rejections, a window of 8 crossed at every offset.
+SCRIPT = [(0, 13), (13, 1), (14, 8), (17, 5), (22, 3), (23, 8), (23, 2), (25, 7), (32, 4), (33, 6), (39, 8)]
+
+
+@pytest.mark.parametrize("options", [WHOLE_GRAPH, {}], ids=["whole-graph", "partitioned"])
+@pytest.mark.parametrize("name", READABLE)
+def test_matches_onnx_runtime_through_rejections(name: str, options: dict[str, str]) -> None:
+    oracle = OrtModel(READABLE[name])
+    request = npuw.compile_model(READABLE[name], {**LENGTHS, **options}).create_infer_request()
+    for at, (start, count) in enumerate(SCRIPT):
+        oracle.rewind(start)
+        tokens = tokens_of(count, seed=at)
+        expected = oracle.feed(tokens)
+        logits = call(request, tokens, start)
+        expected = expected[:, -logits.shape[1] :]
+        # Tensors between subgraphs are float16 too where NPUW partitions.
+        atol = tolerance(expected) * (1 if options else 2)
+        np.testing.assert_allclose(logits, expected, atol=atol, rtol=0)
+        assert request.num_stored_tokens == start + count
+
+
+@pytest.mark.parametrize("name", ["gemma3_alternating", "gptoss_attention"])
+def test_chunked_prefill_matches_onnx_runtime(name: str) -> None:
+    config = {**LENGTHS, **WHOLE_GRAPH, "NPUW_LLM_MAX_PROMPT_LEN": 128, "NPUW_LLM_PREFILL_CHUNK_SIZE": 16}
+    request = npuw.compile_model(READABLE[name], config).create_infer_request()
+    oracle = OrtModel(READABLE[name])
+    for length in (15, 16, 17, 40, 64, 65, 100, 128):
+        check_call(request, oracle, tokens_of(length), 0)
+        check_call(request, oracle, tokens_of(5), length)
+        check_call(request, oracle, tokens_of(1), length + 5)
+
+
+@pytest.mark.parametrize(
+    ("layers", "packed"), [*((layers, True) for layers in range(1, 9)), (2, False), (3, False), (5, False)]
+)
+def test_every_depth_compiles(layers: int, packed: bool, tmp_path: Path) -> None:
+    """As NPUW partitions by default; a retreat to one subgraph is noted, never needed for a packed model."""
+    tiny = LlamaLike(windows=(-1,) * layers, packed=packed)
+    compiled = npuw.compile_model(ov.Core().read_model(tiny.serialized), LENGTHS)
+    if packed:
+        assert compiled.notes == ()
+    path = tmp_path / "tiny.onnx"
+    path.write_bytes(tiny.serialized)
+    request, oracle = compiled.create_infer_request(), OrtModel(path)
+    for start, count in ((0, 9), (9, 4), (11, 3)):
+        oracle.rewind(start)
+        expected = oracle.feed(tokens_of(count))
+        logits = call(request, tokens_of(count), start)
+        rows = logits.shape[1]
+        np.testing.assert_allclose(logits, expected[:, -rows:], atol=2 * tolerance(expected), rtol=0)
+
+
+def test_a_model_that_the_partitioner_loses_is_compiled_whole() -> None:
+    compiled = npuw.compile_model(READABLE["swa_draft"], LENGTHS)
+    assert len(compiled.notes) == 1
+    assert "NPUW_ONLINE_PIPELINE=NONE" in compiled.notes[0]
+
+
+def test_a_pipeline_that_was_asked_for_is_not_replaced() -> None:
+    with pytest.raises(ModelError, match=r"NPUW does not compile the model: .*undeclared parameters"):
+        npuw.compile_model(READABLE["swa_draft"], {**LENGTHS, "NPUW_ONLINE_PIPELINE": "REP"})
+
+
+def test_capacity_edge(request_: NPUWInferRequest, oracle: OrtModel) -> None:
+    assert request_.capacity == 64 + 64 - 8
+    check_call(request_, oracle, tokens_of(60), 0)
+    for start in range(60, 116, 8):
+        check_call(request_, oracle, tokens_of(8, seed=start), start)
+    with pytest.raises(CapacityError, match="8 tokens at position 116 need 124 slots, the capacity is 120"):
+        call(request_, tokens_of(8), 116)
+    check_call(request_, oracle, tokens_of(4), 116)
+    with pytest.raises(CapacityError, match="need 121 slots, the capacity is 120"):
+        call(request_, [7], 120)
+    check_call(request_, oracle, tokens_of(2), 118)
+
+
+def test_oversized_calls_are_refused_and_change_nothing(request_: NPUWInferRequest, oracle: OrtModel) -> None:
+    with pytest.raises(CapacityError, match="a prompt of 65 tokens; NPUW was compiled for 64"):
+        call(request_, tokens_of(65), 0)
+    check_call(request_, oracle, tokens_of(10), 0)
+    with pytest.raises(CapacityError, match="a block of 9 tokens; NPUW's generate graph has 8 rows"):
+        call(request_, tokens_of(9), 10)
+    with pytest.raises(InputError, match="would be a gap"):
+        call(request_, [3], 12)
+    with pytest.raises(InputError, match="input_ids is empty"):
+        request_.infer({"input_ids": np.zeros((1, 0), np.int64)})
+    check_call(request_, oracle, tokens_of(3), 10)
+
+
+def test_rewinds_below_the_last_block_are_refused(request_: NPUWInferRequest, oracle: OrtModel) -> None:
+    check_call(request_, oracle, tokens_of(10), 0)
+    for start in (10, 11, 12):
+        check_call(request_, oracle, [start], start)
+    assert [n for n in range(14) if request_.can_trim(n)] == [0, 12, 13]
+    with pytest.raises(TrimError, match="goes back no further than 12"):
+        request_.trim(11)
+    with pytest.raises(TrimError, match="goes back no further than 12"):
+        call(request_, [5], 11)
+    with pytest.raises(TrimError, match=r"13 are stored; keep 0\.\.13"):
+        request_.trim(14)
+    assert request_.num_stored_tokens == 13
+    assert request_.trim(12) == 1
+    check_call(request_, oracle, tokens_of(4), 12)
+
+
+def test_a_first_step_below_the_prompt_is_refused(request_: NPUWInferRequest, oracle: OrtModel) -> None:
+    check_call(request_, oracle, tokens_of(10), 0)
+    assert [n for n in range(12) if request_.can_trim(n)] == [0, 10]
+    with pytest.raises(TrimError, match="the end of the prompt"):
+        call(request_, [5], 9)
+    check_call(request_, oracle, [5], 10)
+
+
+@pytest.mark.parametrize(
+    ("before", "start"), [([(0, 10), (10, 1), (11, 1), (12, 1)], 11), ([(0, 10)], 8)], ids=["steps", "prompt"]
+)
+def test_what_the_refusal_prevents(before: list[tuple[int, int]], start: int, oracle: OrtModel) -> None:
+    """NPUW itself takes these rewinds, and its logits are wrong by far more than its rounding."""
+    compiled = npuw.compile_model(ov.Core().read_model(TINY.serialized), {**LENGTHS, **WHOLE_GRAPH})
+    raw = ov.compile_model(compiled.model, "NPU", dict(compiled.config.properties)).create_infer_request()
+    for first, count in [*before, (start, 2)]:
+        oracle.rewind(first)
+        tokens = tokens_of(count, seed=first + count)
+        expected = oracle.feed(tokens)
+        stop = first + count
+        feeds = {
+            "input_ids": np.array([tokens]),
+            "attention_mask": np.ones((1, stop), np.int64),
+            "position_ids": np.arange(first, stop)[None],
+            "beam_idx": np.zeros(1, np.int32),
+        }
+        difference = np.abs(raw.infer(feeds)["logits"][:, -1] - expected[:, -1]).max()
+    assert difference > 0.1
+
+
+def test_a_new_conversation_sees_nothing_of_the_old(request_: NPUWInferRequest, oracle: OrtModel) -> None:
+    """Also one of a single token, which is a generate step to NPUW: its mask must be clean."""
+    for begin in (30, 1, 5, 1):
+        oracle.reset()
+        check_call(request_, oracle, tokens_of(begin), 0)
+        check_call(request_, oracle, tokens_of(8), begin)
+        check_call(request_, oracle, tokens_of(3), begin + 2)
+    request_.reset_state()
+    oracle.reset()
+    assert request_.num_stored_tokens == 0
+    check_call(request_, oracle, tokens_of(1), 0)
+    check_call(request_, oracle, tokens_of(2), 1)
+    assert request_.trim(0) == 3
+    oracle.reset()
+    check_call(request_, oracle, tokens_of(1, seed=9), 0)
+
+
+def test_two_requests_do_not_disturb_each_other(
+    tiny_compiled: npuw.NPUWCompiledLLM, oracle: OrtModel
+) -> None:
+    first, second = tiny_compiled.create_infer_request(), tiny_compiled.create_infer_request()
+    call(first, tokens_of(20), 0)
+    call(second, tokens_of(6), 0)
+    oracle.feed(tokens_of(20))
+    check_call(first, oracle, tokens_of(3), 20)
+
+
+def test_generate_and_drafts_agree_with_the_simulator() -> None:
+    prompt = list(b"Return a list of the ")
+    options = {**LENGTHS, **WHOLE_GRAPH}
+    target = npuw.compile_model(READABLE["swa_target"], options).create_infer_request()
+    draft = npuw.compile_model(READABLE["swa_draft"], options).create_infer_request()
+    simulated = npusim.compile_model(READABLE["swa_target"], LENGTHS).create_infer_request()
+    expected = npusim.generate(simulated, prompt, max_new_tokens=40).tokens
+    assert npusim.generate(target, prompt, max_new_tokens=40).tokens == expected
+    drafted = npusim.generate(target, prompt, max_new_tokens=40, drafter=npusim.DraftModel(draft))
+    assert drafted.tokens == expected
+    assert drafted.tokens_per_target_step > 2
+    looked_up = npusim.generate(target, prompt, max_new_tokens=40, drafter=npusim.PromptLookup())
+    assert looked_up.tokens == expected
+
+
+def test_an_exported_model_is_taken_as_it_is(oracle: OrtModel) -> None:
+    model = runs.lowered(TINY.serialized)
+    request = npuw.compile_model(model, {**LENGTHS, **WHOLE_GRAPH}).create_infer_request()
+    check_call(request, oracle, tokens_of(7), 0)
+    check_call(request, oracle, tokens_of(2), 7)
+    assert request.vocab_size == TINY.vocab_size
+
+
+def test_bad_configurations_are_refused() -> None:
+    path = READABLE["llama"]
+    with pytest.raises(ConfigError, match="NPUSIM_KV_LAYOUT is an option of the simulator"):
+        npuw.compile_model(path, {"NPUSIM_KV_LAYOUT": "RING"})
+    with pytest.raises(ConfigError, match="NPUW takes powers of two"):
+        npuw.compile_model(path, {"NPUW_LLM_MAX_PROMPT_LEN": 100, "NPUW_LLM_PREFILL_CHUNK_SIZE": 24})
+    with pytest.raises(ModelError, match="NPUW does not compile the model"):
+        npuw.compile_model(path, {**LENGTHS, "NPUW_DEVICES": "NONE_SUCH"})
+
+
+def test_rotary_tables_bound_the_capacity() -> None:
+    """The tables of the file cover 512 positions; NPUW would store more and answer nonsense."""
+    config = {**LENGTHS, **WHOLE_GRAPH, "NPUW_LLM_MAX_PROMPT_LEN": 640}
+    request = npuw.compile_model(READABLE["qwen3"], config).create_infer_request()
+    assert (request.capacity, request.max_prompt_len) == (512, 512)
+    with pytest.raises(CapacityError, match="a prompt of 513 tokens; NPUW was compiled for 512"):
+        call(request, tokens_of(513), 0)

@@ -1,0 +1,31 @@
+"""Pieces of a lowered attention that do not depend on how keys lie."""
+
+import openvino as ov
+import openvino.opset13 as ops
+from openvino import Output
+
+from transforms.gqa_node import GQANode
+from transforms.opset import reshape
+
+
+def sink_logits(gqa: GQANode) -> Output:
+    """The extra logit of the denominator, [1, H, 1, 1]: head_sink, or 0 per head for smooth_softmax."""
+    if gqa.head_sink is None:
+        return ops.constant([[[[0.0]]] * gqa.num_heads], dtype=gqa.element_type).output(0)
+    sink = gqa.head_sink
+    if sink.get_element_type() != gqa.element_type:
+        sink = ops.convert(sink, gqa.element_type.get_type_name()).output(0)
+    return reshape(sink, [1, gqa.num_heads, 1, 1])
+
+
+def take_over(old: Output, new: Output) -> None:
+    """Hand an output's consumers and tensor names over."""
+    names = old.get_names()
+    old.get_tensor().set_names(set())
+    old.replace(new)
+    new.get_tensor().add_names(names)
+
+
+def scalar(value: float, element_type: ov.Type) -> Output:
+    """A constant of no dimensions."""
+    return ops.constant(value, dtype=element_type).output(0)
