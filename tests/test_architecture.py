@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[1]
 
 # From the bottom to the top: a part imports parts of lower lines alone. A new part needs a place here.
 LINES = (
-    ("errors", "stage", "tensor_slice", "byte_vocabulary", "cache_element"),
-    ("layout", "byte_tokenizer", "npuw_profile"),
+    ("errors", "stage", "tensor_slice", "byte_vocabulary", "cache_element", "config_choices"),
+    ("layout", "npuw_profile", "config_values", "byte_tokenizer"),
     ("config", "model_spec", "onnx_attention", "reference", "trace"),
     ("kv_manager", "npuw_config", "probe_model"),
     ("cache_plan",),
@@ -26,6 +26,7 @@ LINES = (
     ("check", "native", "onnxruntime_backend", "replay"),
     ("compare", "parity"),
     ("",),  # the package itself: what users import
+    ("bench",),
     ("cli",),
 )
 LINE_OF = {part: line for line, parts in enumerate(LINES) for part in parts}

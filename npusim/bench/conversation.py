@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 import npusim
 from npusim import npuw
 from npusim.bench import ort
-from npusim.config import ConfigValue
+from npusim.config_values import ConfigValue
 from npusim.errors import ConfigError
 from npusim.kv_manager import BlockRows
 
@@ -85,11 +86,17 @@ def unavailable_reason(runtime: Runtime) -> str | None:
             assert_never(runtime)
 
 
+def check_available(runtimes: Iterable[Runtime]) -> None:
+    """ConfigError naming the first that cannot be used here."""
+    for runtime in runtimes:
+        reason = unavailable_reason(runtime)
+        if reason is not None:
+            raise ConfigError(f"{runtime.value}: {reason}")
+
+
 def start(runtime: Runtime, conversation: Conversation) -> Steps:
     """Compile and fill the context. Raises ConfigError where the runtime is not there."""
-    reason = unavailable_reason(runtime)
-    if reason is not None:
-        raise ConfigError(f"{runtime.value}: {reason}")
+    check_available([runtime])
     match runtime:
         case Runtime.FAST:
             return NpusimSteps(conversation)

@@ -88,7 +88,8 @@ def start_goals(setting: GoalSetting) -> list[GoalRow]:
     command = [sys.executable, "-m", "npusim.bench.first_token", str(path)]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     if finished.returncode:
-        raise ModelError(f"the process that loads {path.name} failed: {finished.stderr.strip()[-500:]}")
+        reason = finished.stderr.strip().splitlines()[-1:]
+        raise ModelError(f"the process that loads {path.name} failed: {''.join(reason)}")
     measured = json.loads(finished.stdout)
     name = f"{_model_name(shape)} ({model_bytes / 2**20:.0f} MiB): compile and first token, "
     return [

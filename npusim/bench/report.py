@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import openvino as ov
 
-from npusim.bench.conversation import Conversation, NpusimSteps, Runtime, Steps, start
+from npusim.bench.conversation import Conversation, NpusimSteps, Runtime, Steps, check_available, start
 from npusim.bench.machine import Machine
 from npusim.bench.timing import Plan, Ratio, Samples, interleave, ratio_of
 from npusim.compiled_llm import CompiledLLM
@@ -47,7 +47,11 @@ class ContextResult:
 def measure_contexts(
     conversation: Conversation, contexts: Sequence[int], runtimes: Sequence[Runtime], plan: Plan
 ) -> tuple[ContextResult, ...]:
-    """One result per context; of `conversation` the context is replaced. npusim itself is always measured."""
+    """One result per context; of `conversation` the context is replaced. npusim itself is always measured.
+
+    Raises ConfigError, before anything is measured, for a runtime that is not there.
+    """
+    check_available(runtimes)
     return tuple(_measure(replace(conversation, context=context), runtimes, plan) for context in contexts)
 
 

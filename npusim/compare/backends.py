@@ -13,7 +13,7 @@ import openvino as ov
 
 from npusim import npuw, onnxruntime_backend
 from npusim.compare.taps import Rows, attention_outputs, tap, tap_onnx
-from npusim.config import ConfigValue
+from npusim.config_values import ConfigValue
 from npusim.errors import ModelError, NpuSimError
 from npusim.model_spec import read_model
 from npusim.native import REFERENCE_PROPERTIES, NativeModel

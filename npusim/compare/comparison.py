@@ -19,7 +19,7 @@ from npusim.compare.differences import (
 )
 from npusim.compare.layers import LayerProbe, LayerReport
 from npusim.compiled_llm import compile_model
-from npusim.config import ConfigValue
+from npusim.config_values import ConfigValue
 from npusim.errors import ConfigError, ModelError
 from npusim.model_spec import ModelSpec, read_model
 from npusim.speculative import Drafter
@@ -86,7 +86,8 @@ def compare(asked: Comparison, on_part: Callable[[], None] = lambda: None) -> Co
 
     One backend is alive at a time, beside at most one simulator.
 
-    Raises ModelError or ConfigError for what the simulator or a backend that was asked for does not take.
+    Raises ModelError or ConfigError for what the simulator does not take, ModelError also for a backend that
+    was asked for and cannot be used.
     """
     model = read_model(asked.model)
     compiled = compile_model(model, asked.config)
@@ -109,7 +110,7 @@ def compare(asked: Comparison, on_part: Callable[[], None] = lambda: None) -> Co
             reports.append(_report(kind, setup, calls, _tolerance(asked, kind, caches), probe))
         except (ModelError, ConfigError) as error:
             if asked.kinds is not None:
-                raise
+                raise ModelError(f"{kind.value}: {error}") from error
             left_out[kind] = str(error)
         on_part()
     if not reports:
@@ -150,9 +151,9 @@ def _setup(asked: Comparison, spec: ModelSpec, max_length: int) -> BackendSetup:
 def _check_usable(kind: BackendKind, path: Path) -> None:
     reason = unavailable_reason(kind)
     if reason is not None:
-        raise ModelError(f"{kind.value} cannot be used here: {reason}")
+        raise ModelError(f"cannot be used here: {reason}")
     if kind is BackendKind.ORT and path.suffix == ".xml":
-        raise ModelError(f"{path}: ort runs ONNX files, this is OpenVINO IR")
+        raise ModelError(f"{path} is OpenVINO IR; ONNX Runtime takes ONNX files")
 
 
 def _tolerance(asked: Comparison, kind: BackendKind, caches: Sequence[LayerCache]) -> Tolerance:

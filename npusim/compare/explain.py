@@ -38,6 +38,9 @@ def explain(
     """Why `rows`, the one that differs most first, differ in a layer of `window`; within `limit` is equal."""
     worst = rows[0]
     ours = right_mask(window)(worst)
+    if not np.isfinite(worst.difference):
+        verdict = "the other side answers with NaN or infinity"
+        return _explanation(verdict, worst, ours, theirs=None, residual=worst.difference)
     right = Hypothesis(claim="", options=options, visible=right_mask(window))
     if (residual := _residual(right, rows, limit)) <= limit:
         verdict = "the other side does what the model says; the simulator does not"

@@ -13,7 +13,7 @@ from npusim.compare.evidence import LayerRows, attention_options, collect_rows
 from npusim.compare.explain import Explanation, explain
 from npusim.compare.taps import Rows, attention_outputs, cut, tap
 from npusim.compiled_llm import compile_model
-from npusim.config import ConfigValue
+from npusim.config_values import ConfigValue
 from npusim.errors import ModelError, NpuSimError
 from transforms import GQANode, find_gqa, read_gqa
 
@@ -91,7 +91,7 @@ class LayerProbe:
 
     def _attention_of(self, backend: Backend) -> list[tuple[Rows, ...]]:
         width = self._calls[0].logits.shape[1] + sum(self._widths)
-        answers = []
+        answers: list[tuple[Rows, ...]] = []
         for call in self._calls:
             try:
                 rows = backend.feed(call.tokens, call.position)
