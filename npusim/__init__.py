@@ -1,5 +1,6 @@
 """The static-graph, host-managed-KV pipeline of an NPU language model, exact and inspectable on a CPU."""
 
+from npusim import npuw, reference
 from npusim.compiled_llm import CompiledLLM, compile_model
 from npusim.errors import (
     CapacityError,
@@ -49,4 +50,6 @@ __all__ = [
     "TrimError",
     "compile_model",
     "generate",
+    "npuw",
+    "reference",
 ]

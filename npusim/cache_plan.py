@@ -8,7 +8,8 @@ from typing import assert_never
 import openvino as ov
 
 from npusim.cache_element import CACHE_ELEMENTS
-from npusim.config import KVLayout, KVPrecision, LLMConfig
+from npusim.config import LLMConfig
+from npusim.config_choices import KVLayout, KVPrecision
 from npusim.errors import ConfigError, ModelError
 from npusim.kv_manager import CacheGroup, allocate
 from npusim.layout import Layout, LinearLayout, RingLayout, RollingLayout, ring_min_capacity

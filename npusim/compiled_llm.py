@@ -6,7 +6,9 @@ from pathlib import Path
 import openvino as ov
 
 from npusim.cache_plan import LayerCache, plan_caches, with_capacity
-from npusim.config import ConfigValue, Execution, LLMConfig, PrefillHint
+from npusim.config import LLMConfig
+from npusim.config_choices import Execution, PrefillHint
+from npusim.config_values import ConfigValue
 from npusim.graphs import lower_block, lower_whole_prefill, with_attention_taps
 from npusim.model_spec import ModelSpec, read_model, read_spec
 from npusim.request import LLMInferRequest

@@ -3,55 +3,19 @@
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from enum import Enum
 
-from npusim.config_values import ConfigValue as ConfigValue
-from npusim.config_values import check_at_least, parse_bool, parse_enum, parse_int, spell
+from npusim.config_choices import (
+    Execution,
+    GenerateHint,
+    KVLayout,
+    KVPrecision,
+    PrefillHint,
+    Profile,
+)
+from npusim.config_values import ConfigValue, check_at_least, parse_bool, parse_enum, parse_int, spell
 from npusim.errors import ConfigError
 from npusim.layout import CommitPolicy
-
-
-class PrefillHint(Enum):
-    """How a prompt is computed."""
-
-    STATIC = "STATIC"
-    """In one graph of MAX_PROMPT_LEN rows, right-aligned, without a past."""
-    DYNAMIC = "DYNAMIC"
-    """Chunk by chunk over the cache."""
-
-
-class GenerateHint(Enum):
-    """What NPUW optimises its generate graph for; the simulator's graph is the same for both."""
-
-    FAST_COMPILE = "FAST_COMPILE"
-    BEST_PERF = "BEST_PERF"
-
-
-class KVPrecision(Enum):
-    """Element type of the KV cache."""
-
-    MODEL = "MODEL"
-    """That of the model's past_key_values inputs; the only choice where these are codes with scales."""
-    F32 = "F32"
-    F16 = "F16"
-
-
-class KVLayout(Enum):
-    """Where the rows of windowed layers lie; layers without a window are always linear."""
-
-    LINEAR = "LINEAR"
-    ROLLING = "ROLLING"
-    RING = "RING"
-    GATHERED = "GATHERED"
-
-
-class Execution(Enum):
-    """Which form of the attention the simulator runs; the numbers are the same."""
-
-    FAST = "FAST"
-    """The form that a CPU runs fastest, chosen per layer."""
-    DEVICE = "DEVICE"
-    """One SDPA per layer over repeated KV heads, as an NPU compiler is given it."""
+from npusim.npuw_profile import npuw_lengths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +38,7 @@ class LLMConfig:
     kv_slack: int = 0
     commit: CommitPolicy = CommitPolicy.EAGER
     execution: Execution = Execution.FAST
+    profile: Profile = Profile.NPUSIM
     sanitize: bool = False
 
     def __post_init__(self) -> None:
@@ -138,9 +103,10 @@ class LLMConfig:
             if max_positions is not None:
                 room = max(1, min(room, max_positions - self.min_response_len + 1))
             config = replace(self, max_prompt_len=max(room, self.prefill_chunk_size or 1))
+        if config.profile is Profile.NPUW:
+            config = config._rounded_as_npuw()
         if config.prefill_chunk_size is None and config.prefill_hint is PrefillHint.DYNAMIC:
-            chunk = min(DEFAULT_CHUNK_SIZE, config.max_prompt_len or DEFAULT_CHUNK_SIZE)
-            config = replace(config, prefill_chunk_size=chunk)
+            config = replace(config, prefill_chunk_size=min(DEFAULT_CHUNK_SIZE, config._chosen_prompt_len))
         if max_positions is not None and config.capacity > max_positions:
             raise ConfigError(
                 f"{MAX_PROMPT_LEN}={config.max_prompt_len} and {MIN_RESPONSE_LEN}={config.min_response_len} "
@@ -148,6 +114,29 @@ class LLMConfig:
                 "lower one of the two"
             )
         return config
+
+    def _rounded_as_npuw(self) -> "LLMConfig":
+        """With the lengths that NPUW compiles for; applying it twice changes nothing."""
+        lengths = npuw_lengths(
+            max_prompt_len=self._chosen_prompt_len,
+            min_response_len=self.min_response_len,
+            max_generation_token_len=self.max_generation_token_len,
+            prefill_chunk_size=self.prefill_chunk_size or DEFAULT_CHUNK_SIZE,
+            whole_prefill=self.prefill_hint is PrefillHint.STATIC,
+        )
+        if lengths.capacity < lengths.max_prompt_len:
+            raise ConfigError(
+                f"{MAX_GENERATION_TOKEN_LEN}={self.max_generation_token_len} leaves a capacity of "
+                f"{lengths.capacity} under NPUSIM_PROFILE=NPUW, less than a prompt of "
+                f"{lengths.max_prompt_len}; lower it or raise {MIN_RESPONSE_LEN}"
+            )
+        return replace(
+            self,
+            max_prompt_len=lengths.max_prompt_len,
+            min_response_len=lengths.capacity - lengths.max_prompt_len + 1,
+            max_generation_token_len=lengths.max_generation_tokens,
+            prefill_chunk_size=lengths.chunk_size,
+        )
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, ConfigValue]) -> "LLMConfig":
@@ -291,6 +280,13 @@ OPTIONS = (
         parse_enum(Execution),
         "FAST",
         "form of the attention that runs: FAST on a CPU, or DEVICE as an NPU compiler is given it",
+    ),
+    Option(
+        "NPUSIM_PROFILE",
+        "profile",
+        parse_enum(Profile),
+        "NPUSIM",
+        "NPUW: lengths and capacity rounded as NPUW rounds them; NPUSIM: as given",
     ),
     Option(
         "NPUSIM_SANITIZE",

@@ -52,12 +52,13 @@ class NativeModel:
     `feed` continues the sequence, `trim` shortens it, `reset` starts over. Batch is 1.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Read and compile `path`. Raises ModelError for a file or model that cannot be run."""
-        model = read_model(os.fspath(path))
+    def __init__(self, source: str | os.PathLike[str] | ov.Model) -> None:
+        """Compile a file, or a model read from one. Raises ModelError for what cannot be run."""
+        model = read_model(source if isinstance(source, ov.Model) else os.fspath(source))
         nodes = [node for node in model.get_ordered_ops() if node.get_type_name() == GQA_TYPE]
         if not nodes:
-            raise ModelError(f"{path}: no {GQA_TYPE} op; export the model with onnxruntime-genai's builder")
+            name = model.get_friendly_name() if isinstance(source, ov.Model) else source
+            raise ModelError(f"{name}: no {GQA_TYPE} op; export the model with onnxruntime-genai's builder")
         _take_past_as_it_is(nodes)
         self._caches = [cache for node in nodes for cache in _caches_of(model, node)]
         self._input_types = _token_inputs(model, self._caches)

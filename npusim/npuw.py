@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import openvino as ov
 
-from npusim.config import ConfigValue
+from npusim.config_values import ConfigValue
 from npusim.errors import CapacityError, ModelError, NpuSimError, TrimError
 from npusim.model_spec import read_model, read_spec
 from npusim.npuw_config import NPUWConfig, read_config

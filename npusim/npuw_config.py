@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from npusim.config import OPTIONS, ConfigValue, LLMConfig, PrefillHint
+from npusim.config import OPTIONS, LLMConfig
+from npusim.config_choices import PrefillHint
+from npusim.config_values import ConfigValue
 from npusim.errors import ConfigError
 from npusim.npuw_profile import DEFAULT_CHUNK_SIZE, NPUWLengths, npuw_lengths
 

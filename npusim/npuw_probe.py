@@ -113,12 +113,26 @@ def probe(layer: ProbeLayer) -> NativeProbe:
         found = json.loads(answer.read_text(encoding="utf-8"))
     if "refused" in found:
         return NativeProbe(verdict=NativeVerdict.REFUSES, reason=found["refused"])
-    return NativeProbe(verdict=judge(layer, np.array(found["logits"], np.float64)))
+    return judge(layer, np.array(found["logits"], np.float64))
 
 
-def judge(layer: ProbeLayer, logits: Array) -> NativeVerdict:
-    """Which variant of a layer computes these logits [1 + STEPS, vocabulary], the last rows of each call."""
-    if not np.isfinite(logits).all():
+def judge(layer: ProbeLayer, logits: Array) -> NativeProbe:
+    """Which variant of a layer computes these logits [1 + STEPS, vocabulary], the last rows of each call.
+
+    Prompt and steps are judged apart: a runtime may drop the window in both and, in the steps, read slots
+    that were never written (2026.2 does). What the prompt shows is then not lost.
+    """
+    prompt = _judge_rows(layer, logits, slice(0, 1))
+    steps = _judge_rows(layer, logits, slice(1, None))
+    if steps is prompt:
+        return NativeProbe(verdict=prompt)
+    if prompt is NativeVerdict.RIGHT:
+        return NativeProbe(verdict=steps, reason="in the steps after the prompt, which is right")
+    return NativeProbe(verdict=prompt, reason=f"and the steps after the prompt: {steps.value}")
+
+
+def _judge_rows(layer: ProbeLayer, logits: Array, rows: slice) -> NativeVerdict:
+    if not np.isfinite(logits[rows]).all():
         return NativeVerdict.NOT_FINITE
     variants = {
         NativeVerdict.RIGHT: layer,
@@ -127,8 +141,8 @@ def judge(layer: ProbeLayer, logits: Array) -> NativeVerdict:
         NativeVerdict.DROPS_BOTH: replace(layer, local_window_size=-1, sink=Sink.NONE),
     }
     for verdict, variant in variants.items():
-        expected = reference_logits(variant, probe_tokens())[PROMPT - 1 :]
-        if np.abs(logits - expected).max() < 0.03 * np.abs(expected).max():
+        expected = reference_logits(variant, probe_tokens())[PROMPT - 1 :][rows]
+        if np.abs(logits[rows] - expected).max() < 0.03 * np.abs(expected).max():
             return verdict
     return NativeVerdict.WRONG
 

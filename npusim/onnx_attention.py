@@ -78,8 +78,8 @@ class OnnxAttention:
     op_counts: Mapping[str, int]
 
 
-def read_onnx_attention(path: str | os.PathLike[str]) -> OnnxAttention:
-    """Read the attention layers of an ONNX file. Raises ModelError for a file that is no ONNX model."""
+def load_onnx(path: str | os.PathLike[str]) -> onnx.ModelProto:
+    """The file without its external data. Raises ModelError for a file that is no ONNX model."""
     try:
         model = onnx.load(os.fspath(path), load_external_data=False)
     except OSError as error:
@@ -90,6 +90,12 @@ def read_onnx_attention(path: str | os.PathLike[str]) -> OnnxAttention:
         raise ModelError(f"{path}: no ONNX model, or a truncated one ({error}); export it again") from error
     if not model.graph.node:
         raise ModelError(f"{path}: the file holds no graph; give an ONNX language model")
+    return model
+
+
+def read_onnx_attention(path: str | os.PathLike[str]) -> OnnxAttention:
+    """Read the attention layers of an ONNX file. Raises ModelError for a file that is no ONNX model."""
+    model = load_onnx(path)
     shapes = _shapes(model.graph)
     nodes = [node for node in model.graph.node if node.op_type == GQA_TYPE]
     counts: dict[str, int] = {}

@@ -11,7 +11,7 @@ import openvino as ov
 
 from npusim.cache_element import CACHE_ELEMENTS
 from npusim.cache_plan import allocate_variants, group_caches
-from npusim.config import PrefillHint
+from npusim.config_choices import PrefillHint
 from npusim.errors import CapacityError, InputError, NpuSimError
 from npusim.kv_manager import KVManager
 from npusim.sanitizer import KVSanitizer

@@ -41,6 +41,7 @@ class Setup:
     slack: int = 0
     commit: CommitPolicy = CommitPolicy.EAGER
     precision: str = "MODEL"
+    execution: str = "FAST"
 
     def config(self) -> dict[str, str | int]:
         """As a user would write it."""
@@ -54,6 +55,7 @@ class Setup:
             "NPUSIM_KV_SLACK": self.slack,
             "NPUSIM_COMMIT": self.commit.value,
             "NPUSIM_KV_PRECISION": self.precision,
+            "NPUSIM_EXECUTION": self.execution,
         }
 
 

@@ -34,23 +34,19 @@ def with_heads(gqa: GQA, heads: str) -> GQA:
 
 
 def grid_layers(
-    heads: str, *, sequence_length: int, capacity: int, bias_length: int, shift: int, windows: int = 2
+    heads: str, *, sequence_length: int, capacity: int, bias_length: int, shift: int
 ) -> list[GQA]:
-    """Every variant with `windows` of WINDOWS each; another shift picks others."""
-    layers = []
-    for index, variant in enumerate(VARIANTS.values()):
-        for step in range(windows):
-            window = WINDOWS[(shift + 3 * index + step * 4) % len(WINDOWS)]
-            layers.append(
-                replace(
-                    with_heads(variant, heads),
-                    sequence_length=sequence_length,
-                    capacity=capacity,
-                    bias_length=bias_length,
-                    local_window_size=window,
-                )
-            )
-    return layers
+    """Every variant, each with one of WINDOWS; another shift gives it another."""
+    return [
+        replace(
+            with_heads(variant, heads),
+            sequence_length=sequence_length,
+            capacity=capacity,
+            bias_length=bias_length,
+            local_window_size=WINDOWS[(shift + 3 * index) % len(WINDOWS)],
+        )
+        for index, variant in enumerate(VARIANTS.values())
+    ]
 
 
 def name_of(gqa: GQA) -> str:

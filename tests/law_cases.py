@@ -44,6 +44,10 @@ class Case:
         return f"windows_{windows}-{self.layout}+{self.slack}-{prefill}-{run}"
 
     @property
+    def group(self) -> str:
+        return "windows_" + "_".join(str(window) for window in self.windows)
+
+    @property
     def model(self) -> TinyModel:
         return TinyModel(windows=self.windows, sinks=(1, 2))
 

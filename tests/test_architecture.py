@@ -12,21 +12,21 @@ ROOT = Path(__file__).parents[1]
 
 # From the bottom to the top: a part imports parts of lower lines alone. A new part needs a place here.
 LINES = (
-    ("errors", "stage", "tensor_slice", "byte_vocabulary", "cache_element"),
-    ("layout", "byte_tokenizer"),
-    ("config", "model_spec", "npuw_profile", "onnx_attention", "reference", "trace"),
+    ("errors", "stage", "tensor_slice", "byte_vocabulary", "cache_element", "config_choices"),
+    ("layout", "npuw_profile", "config_values", "byte_tokenizer"),
+    ("config", "model_spec", "onnx_attention", "reference", "trace"),
     ("kv_manager", "npuw_config", "probe_model"),
     ("cache_plan",),
     ("static_graph",),
     ("graphs", "sanitizer", "step_inputs"),
-    ("step_recorder",),
-    ("request",),
-    ("compiled_llm",),
+    ("step_recorder", "npuw"),
+    ("request", "npuw_probe"),
+    ("compiled_llm", "export"),
     ("speculative",),
-    ("check", "native", "npuw", "replay"),
-    ("npuw_probe", "parity"),
-    ("export",),
+    ("check", "native", "onnxruntime_backend", "replay"),
+    ("compare", "parity"),
     ("",),  # the package itself: what users import
+    ("bench",),
     ("cli",),
 )
 LINE_OF = {part: line for line, parts in enumerate(LINES) for part in parts}

@@ -61,14 +61,14 @@ def new_request(model: TinyModel = TINY, **options: str | int) -> LLMInferReques
 
 @contextmanager
 def failing_at(number: int) -> Iterator[None]:
-    """The graphs fail at their `number`th run from now (1 is the next)."""
+    """The graphs fail at their `number`th run from now (1 is the next), after writing their outputs."""
     run, calls = StaticGraph.run, []
 
     def failing(graph: StaticGraph) -> None:
         calls.append(graph)
+        run(graph)
         if len(calls) == number:
             raise RuntimeError("the device is gone")
-        run(graph)
 
     with patch.object(StaticGraph, "run", failing):
         yield

@@ -101,7 +101,7 @@ class DecomposeGQA(ModelPass):
 def _lower(site: Site, shared: SharedParts) -> tuple[Output, Output, Output]:
     """Attention [1, S, H D] and the presents [1, KV, C + S, D] of one node."""
     gqa = site.gqa
-    query = shared.rotated(site, gqa.query)
+    query = shared.rotated(site, _split_heads(site))
     new_key, new_value = shared.rotated(site, gqa.key), gqa.value
     view = PastView(
         capacity=site.capacity,
@@ -125,12 +125,30 @@ def _lower(site: Site, shared: SharedParts) -> tuple[Output, Output, Output]:
     return _merge_heads(site, attention.output(0)), keys.present, values.present
 
 
+def _split_heads(site: Site) -> Output:
+    """The query [1, H, S, D]; where it comes from a transpose, transposed in three dimensions instead.
+
+    Why is told at _merge_heads.
+    """
+    gqa, node = site.gqa, site.gqa.query.get_node()
+    if node.get_type_name() != "Transpose" or not _swaps_heads_and_rows(node):
+        return gqa.query
+    rows, heads, size = site.sequence_length, gqa.num_heads, gqa.head_size
+    flat = reshape(node.input_value(0), [rows, heads, size])
+    return reshape(ops.transpose(flat, i32([1, 0, 2])).output(0), [1, heads, rows, size])
+
+
+def _swaps_heads_and_rows(transpose: ov.Node) -> bool:
+    order = transpose.input_value(1).get_node()
+    return bool(order.get_type_name() == "Constant" and order.get_data().tolist() == [0, 2, 1, 3])
+
+
 def _merge_heads(site: Site, attention: Output) -> Output:
     """[1, H, S, D] -> [1, S, H D].
 
-    Transposed in three dimensions: OpenVINO's CPU plugin fuses a transpose in four into the attention kernel
-    and, where S == H makes the shapes of query and output equal, lets the kernel overwrite the query it is
-    still reading.
+    Transposed in three dimensions: OpenVINO's CPU plugin fuses a transpose in four, of the query or of the
+    output, into the attention kernel and, where S == H makes the shapes of query and output equal, lets the
+    kernel overwrite the query it is still reading. That is sound only if both are fused or none.
     """
     head_size = attention.get_partial_shape()[3].get_length()
     heads = reshape(attention, [site.gqa.num_heads, site.sequence_length, head_size])

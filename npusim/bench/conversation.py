@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 import npusim
 from npusim import npuw
 from npusim.bench import ort
-from npusim.config import ConfigValue
+from npusim.config_values import ConfigValue
 from npusim.errors import ConfigError
 from npusim.kv_manager import BlockRows
 

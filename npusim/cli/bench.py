@@ -15,7 +15,7 @@ from npusim.bench.timing import Plan
 from npusim.cli.config_help import config_keys
 from npusim.cli.output import Json, new_table, plain, print_json, progress, stdout
 from npusim.cli.parsers import Subparsers, add_command, add_config_option, at_least, parse_config
-from npusim.config import ConfigValue
+from npusim.config_values import ConfigValue
 
 DESCRIPTION = """\
 Time the steps of a generation, one token each, on npusim and on other runtimes: in one

@@ -1,15 +1,18 @@
-"""`npusim check`: one row for each attention layer, nothing compiled."""
+"""`npusim check`: one row for each attention layer, nothing compiled unless NPUW is probed."""
 
 import argparse
+from collections.abc import Mapping
 
 from npusim.check import CheckedLayer, CheckReport, check_model
-from npusim.cli.output import Json, new_table, plain, print_json, stdout
+from npusim.cli.output import Json, new_table, plain, print_json, progress, stdout
 from npusim.cli.parsers import Subparsers, add_command
+from npusim.npuw_probe import NativeProbe, probe_layer
 from npusim.onnx_attention import AttentionLayer, Rotary
 
 DESCRIPTION = """\
 Show what every attention layer of an ONNX language model is, and what npusim makes of it.
-Nothing is compiled."""
+Nothing is compiled, except with --probe-npuw: it also shows what the installed OpenVINO
+does to each kind of layer when NPUW is given the model as it is."""
 
 EPILOG = """\
 columns:
@@ -20,15 +23,24 @@ columns:
   rotary    form, rotated channels where not all of the head, positions in the tables
   rolling   sliding_window_cache=1: exported for a window-sized cache that moves
   KV cache  element type of the cache tensors, and how it is quantized
+  native NPUW (--probe-npuw)
+            what NPUW, on the CPU device with its own defaults, does with the op by itself: a
+            model of one such layer (a window is tried as a small one) runs in a process of
+            its own. right, drops the window, drops the sink, wrong, refuses, crashes, ...;
+            "-" where the layer is refused here. Lowered by npusim they run: npusim compare
   refused   why the layer cannot be lowered; "-" where it can
 
 examples:
   npusim check model.onnx
+  npusim check model.onnx --probe-npuw
   npusim check model.onnx --json | jq '.layers[] | select(.refusals != [])'
 
 exit code: 0 if everything runs, 1 if something is refused, 2 if the file is unusable"""
 
 ABSENT = "-"
+
+Native = Mapping[int, NativeProbe]
+"""By index of the layer what NPUW does with it; layers that were not tried are not there."""
 
 
 def register(subparsers: Subparsers) -> None:
@@ -37,6 +49,9 @@ def register(subparsers: Subparsers) -> None:
         subparsers, "check", "what every attention layer is, and whether it runs", DESCRIPTION, EPILOG
     )
     parser.add_argument("model", metavar="MODEL", help="ONNX file of a language model")
+    parser.add_argument(
+        "--probe-npuw", action="store_true", help="try each kind of layer on NPUW as it comes (some seconds)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     parser.set_defaults(execute=execute)
 
@@ -44,22 +59,38 @@ def register(subparsers: Subparsers) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Print the report; 0 if the model runs."""
     report = check_model(options.model)
+    native = _probe(report) if options.probe_npuw else None
     if options.json:
-        print_json(_report_json(report))
+        print_json(_report_json(report, native))
     else:
-        _print_report(report)
+        _print_report(report, native)
     return 0 if report.runs else 1
 
 
-def _print_report(report: CheckReport) -> None:
+def _probe(report: CheckReport) -> Native:
+    """Layers of one kind are tried once."""
+    layers = [checked.layer for checked in report.layers if not checked.refusals]
+    native = {}
+    with progress("probing NPUW", len(layers)) as advance:
+        for layer in layers:
+            native[layer.index] = probe_layer(layer)
+            advance()
+    return native
+
+
+def _print_report(report: CheckReport, native: Native | None) -> None:
     table = new_table()
     for heading in ("layer", "heads", "window", "sink", "rotary", "rolling", "KV cache"):
         table.add_column(heading, no_wrap=True)
+    if native is not None:
+        table.add_column("native NPUW", no_wrap=True)
     table.add_column("refused", overflow="fold")
     for checked in report.layers:
-        table.add_row(*(plain(cell) for cell in _cells(checked)))
+        table.add_row(*(plain(cell) for cell in _cells(checked, native)))
     console = stdout()
     console.print(table)
+    for line in _native_details(native or {}):
+        console.print(plain(line), soft_wrap=True)
     for refusal in report.refusals:
         console.print(plain(f"refused: {refusal}"))
     refused = sum(bool(checked.refusals) for checked in report.layers)
@@ -71,7 +102,19 @@ def _print_report(report: CheckReport) -> None:
         )
 
 
-def _cells(checked: CheckedLayer) -> tuple[str, ...]:
+def _native_details(native: Native) -> list[str]:
+    """What NPUW itself said, a line for each kind of answer."""
+    layers: dict[NativeProbe, list[str]] = {}
+    for index, probe in native.items():
+        layers.setdefault(probe, []).append(str(index))
+    return [
+        f"native NPUW, layers {', '.join(indices)}: {probe}"
+        for probe, indices in layers.items()
+        if probe.reason
+    ]
+
+
+def _cells(checked: CheckedLayer, native: Native | None) -> tuple[str, ...]:
     layer = checked.layer
     return (
         str(layer.index),
@@ -81,8 +124,13 @@ def _cells(checked: CheckedLayer) -> tuple[str, ...]:
         _rotary(layer),
         "yes" if layer.rolling_cache else ABSENT,
         layer.kv_cache_type,
+        *(() if native is None else (_native(native, layer),)),
         "; ".join(checked.refusals) or ABSENT,
     )
+
+
+def _native(native: Native, layer: AttentionLayer) -> str:
+    return native[layer.index].verdict.value if layer.index in native else ABSENT
 
 
 def _window(layer: AttentionLayer) -> str:
@@ -102,17 +150,18 @@ def _form(rotary: Rotary) -> str:
     return "interleaved" if rotary.interleaved else "half-split"
 
 
-def _report_json(report: CheckReport) -> dict[str, Json]:
+def _report_json(report: CheckReport, native: Native | None) -> dict[str, Json]:
     return {
         "model": report.path,
         "runs": report.runs,
         "refusals": list(report.refusals),
-        "layers": [_layer_json(checked) for checked in report.layers],
+        "layers": [_layer_json(checked, native) for checked in report.layers],
     }
 
 
-def _layer_json(checked: CheckedLayer) -> dict[str, Json]:
+def _layer_json(checked: CheckedLayer, native: Native | None) -> dict[str, Json]:
     layer, rotary = checked.layer, checked.layer.rotary
+    probed = {} if native is None else {"native_npuw": _native_json(native.get(layer.index))}
     return {
         "index": layer.index,
         "name": layer.name,
@@ -126,8 +175,15 @@ def _layer_json(checked: CheckedLayer) -> dict[str, Json]:
         "sliding_window_cache": layer.rolling_cache,
         "kv_cache_type": layer.kv_cache_type,
         "softcap": layer.softcap,
+        **probed,
         "refusals": list(checked.refusals),
     }
+
+
+def _native_json(probe: NativeProbe | None) -> dict[str, Json] | None:
+    if probe is None:
+        return None
+    return {"verdict": probe.verdict.value, "reason": probe.reason}
 
 
 def _rotary_json(layer: AttentionLayer, rotary: Rotary) -> dict[str, Json]:

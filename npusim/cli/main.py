@@ -5,11 +5,11 @@ import os
 import sys
 from collections.abc import Sequence
 
-from npusim.cli import bench, check, demo, plan, replay, run
+from npusim.cli import bench, check, compare, demo, export, plan, replay, run
 from npusim.errors import NpuSimError
 from transforms import DecompositionError
 
-COMMANDS = (demo, run, check, replay, plan, bench)
+COMMANDS = (demo, run, check, compare, replay, plan, export, bench)
 """Modules with `register(subparsers)`, in the order of the help text."""
 
 EXIT_USAGE = 2
@@ -34,7 +34,7 @@ start here:
 
 exit codes:
   0  done, nothing differed or was refused
-  1  something differed (demo, replay) or was refused (check)
+  1  something differed (demo, compare, replay) or was refused (check)
   2  wrong usage, or a file, setting or prompt that cannot be used"""
 
 

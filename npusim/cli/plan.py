@@ -7,7 +7,9 @@ from npusim.cache_plan import LayerCache, plan_caches
 from npusim.cli.config_help import config_keys
 from npusim.cli.output import Json, new_table, plain, print_json, stdout
 from npusim.cli.parsers import Subparsers, add_command, add_config_option, at_least, parse_config
-from npusim.config import ConfigValue, KVLayout, LLMConfig
+from npusim.config import LLMConfig
+from npusim.config_choices import KVLayout
+from npusim.config_values import ConfigValue
 from npusim.model_spec import ModelSpec, read_model, read_spec
 
 DESCRIPTION = """\

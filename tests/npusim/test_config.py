@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from npusim.config import OPTIONS, Execution, GenerateHint, KVLayout, KVPrecision, LLMConfig, PrefillHint
+from npusim.config import OPTIONS, LLMConfig
+from npusim.config_choices import Execution, GenerateHint, KVLayout, KVPrecision, PrefillHint, Profile
 from npusim.errors import ConfigError, NpuSimError
 from npusim.layout import CommitPolicy
 
@@ -23,6 +24,7 @@ FULL = {
     "NPUSIM_COMMIT": "DEFERRED",
     "NPUSIM_SANITIZE": "YES",
     "NPUSIM_EXECUTION": "DEVICE",
+    "NPUSIM_PROFILE": "NPUW",
 }
 
 
@@ -47,6 +49,7 @@ def test_every_key_is_read() -> None:
         commit=CommitPolicy.DEFERRED,
         sanitize=True,
         execution=Execution.DEVICE,
+        profile=Profile.NPUW,
     )
 
 
@@ -124,6 +127,7 @@ def test_what_is_no_switch(value: object) -> None:
         ("NPUSIM_KV_LAYOUT", "LINEAR, ROLLING, RING, GATHERED"),
         ("NPUSIM_COMMIT", "EAGER, DEFERRED"),
         ("NPUSIM_EXECUTION", "FAST, DEVICE"),
+        ("NPUSIM_PROFILE", "NPUSIM, NPUW"),
     ],
 )
 def test_modes(key: str, allowed: str) -> None:
@@ -194,3 +198,36 @@ def test_sizes_of_an_open_config_are_not_there_yet(name: str) -> None:
         ConfigError, match=r"NPUW_LLM_MAX_PROMPT_LEN is not chosen yet; call fitted\(\) first"
     ):
         getattr(LLMConfig(), name)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "response", "block", "chunk", "expected"),
+    [
+        # prompt, response and capacity measured on the real runtime: (16, 16) 127, block 4 120, (65, 64) 191,
+        # (200, 64) with a block of 8 312.
+        (16, 16, 1, None, (64, 127, 1, 64)),
+        (16, 16, 4, None, (64, 120, 8, 64)),
+        (65, 64, 1, None, (128, 191, 1, 128)),
+        (200, 64, 8, None, (256, 312, 8, 256)),
+        (200, 64, 3, 128, (256, 312, 8, 128)),
+    ],
+)
+def test_the_profile_of_npuw_rounds_as_npuw(
+    prompt: int, response: int, block: int, chunk: int | None, expected: tuple[int, int, int, int]
+) -> None:
+    config = LLMConfig(
+        profile=Profile.NPUW,
+        max_prompt_len=prompt,
+        min_response_len=response,
+        max_generation_token_len=block,
+        prefill_chunk_size=chunk,
+    ).fitted(None)
+    got = (config.max_prompt_len, config.capacity, config.max_generation_token_len, config.chunk_size)
+    assert got == expected
+    assert config.fitted(None) == config
+
+
+def test_the_profile_of_npuw_refuses_a_block_without_room() -> None:
+    config = LLMConfig(profile=Profile.NPUW, max_prompt_len=9, max_generation_token_len=130)
+    with pytest.raises(ConfigError, match="MAX_GENERATION_TOKEN_LEN"):
+        config.fitted(None)

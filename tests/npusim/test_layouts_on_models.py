@@ -76,7 +76,11 @@ def test_rejections_in_every_layout(name: str, layout: str, commit: CommitPolicy
     setup = setup_of(name, layout, commit)
     llm = compiled(name, setup)
     request, ort = llm.create_infer_request(), OrtModel(READABLE[name], max_length=capacity_of(name))
-    assert [cache.layout.capacity for cache in llm.caches] == [rows_of(setup, w) for w in WINDOWS[name]]
+    rows = [rows_of(setup, window) for window in WINDOWS[name]]
+    assert [cache.layout.capacity for cache in llm.caches] == rows
+    row_nbytes = 2 * llm.spec.layers[0].kv_num_heads * 16 * 4
+    assert llm.kv_nbytes == request.kv_nbytes == sum(rows) * row_nbytes
+    assert request.kv_nbytes == sum(group.past.nbytes for group in request.kv.groups)
     rng = np.random.default_rng(list(map(ord, name + layout)))
     refused = 0
     for prompt_length in (PROMPT, 1, 9):
@@ -156,19 +160,6 @@ def test_rolling_rows_are_those_of_onnx_runtimes_windowed_cache(name: str, slack
                 )
         size = next(sizes)
     assert request.kv.rows_moved > 0
-
-
-@pytest.mark.parametrize("commit", CommitPolicy, ids=lambda commit: commit.value)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_bytes_allocated_are_those_planned(layout: str, commit: CommitPolicy) -> None:
-    for name in WINDOWED:
-        setup = setup_of(name, layout, commit)
-        llm = compiled(name, setup)
-        request = llm.create_infer_request()
-        elements = sum(rows_of(setup, window) for window in WINDOWS[name]) * 2 * 16
-        expected = 4 * elements * llm.spec.layers[0].kv_num_heads
-        assert llm.kv_nbytes == request.kv_nbytes == expected
-        assert request.kv_nbytes == sum(group.past.nbytes for group in request.kv.groups)
 
 
 def test_rings_move_no_row_and_rolling_buffers_one_window_per_gap() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -20,12 +21,21 @@ TOLERANCE = {name: 1e-4 if name.startswith("swa") else 1e-5 for name in READABLE
 # Keys and values rounded to float16 cost 0.022 with the trained pair and 4e-4 with the others.
 F16_TOLERANCE = {name: 5e-2 if name.startswith("swa") else 1e-3 for name in READABLE}
 
+
+class Sizes(NamedTuple):
+    """Rows of the two graphs (chunk 0: whole prefill), and the form of the attention that runs."""
+
+    chunk: int
+    block: int
+    execution: str = "FAST"
+
+
 # Chunks of 6 divide the prompts of 12 and 18, of 5 that of 5, of 7 none: then the last chunk is partial.
 SETUPS = {
-    "whole-blocks-of-5": {"chunk": 0, "block": 5},
-    "chunks-of-6-blocks-of-1": {"chunk": 6, "block": 1},
-    "chunks-of-5-blocks-of-2": {"chunk": 5, "block": 2},
-    "chunks-of-7-blocks-of-3": {"chunk": 7, "block": 3},
+    "whole-blocks-of-5": Sizes(chunk=0, block=5),
+    "chunks-of-6-blocks-of-1": Sizes(chunk=6, block=1),
+    "chunks-of-5-blocks-of-2-device-form": Sizes(chunk=5, block=2, execution="DEVICE"),
+    "chunks-of-7-blocks-of-3": Sizes(chunk=7, block=3),
 }
 
 
@@ -55,11 +65,11 @@ def same_choice_up_to_ties(got: LogitRows, expected: LogitRows, tie: float) -> b
 def test_logits_and_tokens_are_those_of_onnx_runtime(name: str, setup: str) -> None:
     length, sizes = length_of(name), SETUPS[setup]
     response = length - MAX_PROMPT_LEN + 1
-    llm = compiled(name, Setup(prompt=MAX_PROMPT_LEN, response=response, **sizes))
+    llm = compiled(name, Setup(prompt=MAX_PROMPT_LEN, response=response, **sizes._asdict()))
     request = llm.create_infer_request()
     for prompt_length in PROMPT_LENGTHS:
         text = ort_text(name, prompt_length, length)
-        for block in (1, 2, 3, 5) if sizes["block"] == 5 else (sizes["block"],):
+        for block in (1, 2, 3, 5) if sizes.block == 5 else (sizes.block,):
             got = run_text(request, text, prompt_length, block)
             np.testing.assert_allclose(got, text.logits, rtol=0, atol=TOLERANCE[name])
             assert same_choice_up_to_ties(got, text.logits, 2 * TOLERANCE[name])

@@ -8,7 +8,7 @@ import pytest
 from ort_runner import session
 
 from npusim import npuw, npuw_probe
-from npusim.npuw_probe import NativeVerdict, judge, probe, probe_layer, probe_tokens
+from npusim.npuw_probe import NativeProbe, NativeVerdict, judge, probe, probe_layer, probe_tokens
 from npusim.onnx_attention import AttentionLayer, Sink, read_onnx_attention
 from npusim.probe_model import ProbeLayer, build_onnx, reference_logits
 
@@ -59,13 +59,29 @@ def test_the_file_is_what_the_arithmetic_says(name: str) -> None:
 )
 def test_verdicts(name: str, computed: str, verdict: NativeVerdict) -> None:
     noise = np.random.default_rng(1).normal(size=(1, logits_of(PLAIN).shape[1])) * 5e-3
-    assert judge(LAYERS[name], logits_of(LAYERS[computed]) + noise) is verdict
+    assert judge(LAYERS[name], logits_of(LAYERS[computed]) + noise) == NativeProbe(verdict=verdict)
 
 
 def test_what_is_not_finite_is_said_so() -> None:
     logits = logits_of(PLAIN)
     logits[2, 3] = np.nan
-    assert judge(PLAIN, logits) is NativeVerdict.NOT_FINITE
+    found = judge(PLAIN, logits)
+    assert found.verdict is NativeVerdict.NOT_FINITE
+    assert str(found) == "not finite: in the steps after the prompt, which is right"
+
+
+def test_what_the_prompt_shows_is_not_lost_in_faulty_steps() -> None:
+    logits = logits_of(PLAIN)
+    logits[1:] = np.nan
+    found = judge(LAYERS["both"], logits)
+    assert found.verdict is NativeVerdict.DROPS_BOTH
+    assert found.reason == "and the steps after the prompt: not finite"
+
+
+def test_a_window_kept_in_the_prompt_alone_is_dropped() -> None:
+    logits = logits_of(LAYERS["window"])
+    logits[1:] = logits_of(PLAIN)[1:]
+    assert judge(LAYERS["window"], logits).verdict is NativeVerdict.DROPS_WINDOW
 
 
 def test_a_process_that_dies_is_a_crash(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ def test_every_option_at_every_length(heads: str, rows: int) -> None:
         capacity=capacity,
         bias_length=capacity + BEYOND + rows + 2,
         shift=shift,
-        windows=2 if rows in (2, HEADS[heads][0]) else 1,
     )
     lowered = LoweredLayers(layers, Branch.GENERATE, num_tokens=TokenCount(int64=shift % 2 == 0))
     assert lowered.lowering.lowered == len(layers)
@@ -48,7 +47,7 @@ def test_a_lone_node_with_as_many_rows_as_heads(variant: str, heads: str) -> Non
 
 @pytest.mark.parametrize("rows", [1, 3, 4])
 def test_without_a_token_count_the_block_is_full(rows: int) -> None:
-    layers = grid_layers("4/2", sequence_length=rows, capacity=6, bias_length=20, shift=rows, windows=1)
+    layers = grid_layers("4/2", sequence_length=rows, capacity=6, bias_length=20, shift=rows)
     lowered = LoweredLayers(layers, Branch.GENERATE)
     sweep(lowered, [(stored, rows) for stored in (5, 0, 1, 6, 7, 11)])
 
@@ -66,7 +65,7 @@ def test_without_causality_the_real_rows_of_a_block_see_each_other(heads: str) -
 
 
 def test_a_branch_without_past_slots() -> None:
-    layers = grid_layers("6/2", sequence_length=3, capacity=0, bias_length=9, shift=2, windows=1)
+    layers = grid_layers("6/2", sequence_length=3, capacity=0, bias_length=9, shift=2)
     lowered = LoweredLayers(layers, Branch.GENERATE, num_tokens=TokenCount())
     sweep(lowered, [(0, 3), (0, 1), (4, 2)])
 
@@ -101,7 +100,7 @@ def test_half_precision(precision: str) -> None:
         pytest.skip("this CPU does not compute in float16")
     layers = [
         replace(layer, float16=True)
-        for layer in grid_layers("6/2", sequence_length=5, capacity=7, bias_length=20, shift=1, windows=1)
+        for layer in grid_layers("6/2", sequence_length=5, capacity=7, bias_length=20, shift=1)
     ]
     lowered = LoweredLayers(layers, Branch.GENERATE, num_tokens=TokenCount(), precision=precision)
     # Values of a few units, rounded to 11 bits: 0.008 is four steps of the last one. The score of two
@@ -110,7 +109,7 @@ def test_half_precision(precision: str) -> None:
 
 
 def test_unread_slots_may_hold_any_finite_number() -> None:
-    layers = grid_layers("4/2", sequence_length=4, capacity=6, bias_length=15, shift=4, windows=1)
+    layers = grid_layers("4/2", sequence_length=4, capacity=6, bias_length=15, shift=4)
     lowered = LoweredLayers(layers, Branch.GENERATE, num_tokens=TokenCount())
     for poison in (-1e3, 3e4, 0.0):
         sweep(lowered, [(2, 2), (8, 1)], poison=poison)

@@ -19,9 +19,7 @@ GRID = [(heads, rows) for heads in HEADS for rows in (3, HEADS[heads][0], 11)]
 @pytest.mark.parametrize(("heads", "rows"), GRID)
 def test_every_option_at_every_prompt_length(heads: str, rows: int) -> None:
     shift = GRID.index((heads, rows))
-    layers = grid_layers(
-        heads, sequence_length=rows, capacity=0, bias_length=rows + 2, shift=shift, windows=1
-    )
+    layers = grid_layers(heads, sequence_length=rows, capacity=0, bias_length=rows + 2, shift=shift)
     counted = TokenCount(int64=True) if shift % 2 else None
     lowered = LoweredLayers(layers, Branch.PREFILL, num_tokens=counted)
     assert lowered.lowering.lowered == len(layers)
@@ -31,7 +29,7 @@ def test_every_option_at_every_prompt_length(heads: str, rows: int) -> None:
 @pytest.mark.parametrize("heads", ["4/2", "3/3"])
 @pytest.mark.parametrize("counted", [None, TokenCount()])
 def test_a_past_ends_where_the_block_begins(heads: str, counted: TokenCount | None) -> None:
-    layers = grid_layers(heads, sequence_length=4, capacity=7, bias_length=13, shift=5, windows=1)
+    layers = grid_layers(heads, sequence_length=4, capacity=7, bias_length=13, shift=5)
     lowered = LoweredLayers(layers, Branch.PREFILL, num_tokens=counted)
     sweep(lowered, [(stored, 4) for stored in (6, 0, 1, 7)], missing=nothing)
 
@@ -49,7 +47,7 @@ def test_padded_rows_are_finite_in_half_precision(precision: str) -> None:
         pytest.skip("this CPU does not compute in float16")
     layers = [
         replace(layer, float16=True)
-        for layer in grid_layers("4/2", sequence_length=8, capacity=0, bias_length=8, shift=0, windows=1)
+        for layer in grid_layers("4/2", sequence_length=8, capacity=0, bias_length=8, shift=0)
     ]
     # Values of a few units, rounded to 11 bits: 0.008 is four steps of the last one. The score of two
     # poisoned rows must stay a float16.

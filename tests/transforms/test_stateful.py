@@ -157,6 +157,21 @@ def test_one_attention_per_node_and_one_mask_per_window(name: str) -> None:
     assert lowering.lowered == 0
 
 
+def test_a_hidden_key_stays_finite_in_every_type_it_may_pass_through() -> None:
+    """NPUW hands tensors on in float16; a row that sees nothing must not become NaN there."""
+    for mask in masks_of(runs.lowered(READABLE["gemma3_alternating"])):
+        hidden = mask.input_value(2).get_node().data
+        assert hidden == np.float16(hidden)
+        assert np.isfinite(np.float16(hidden) - np.float16(1000))
+        assert hidden < -1e4
+
+
+def masks_of(model: ov.Model) -> list[Node]:
+    """The selects that make the masks."""
+    masks = [node.input_value(3).get_node() for node in of_type(model, "ScaledDotProductAttention")]
+    return [mask if mask.get_type_name() == "Select" else mask.input_value(0).get_node() for mask in masks]
+
+
 def test_rotary_rows_are_gathered_once_per_table() -> None:
     """gemma3 has two pairs of tables (local and global), read by four layers."""
     model = runs.lowered(READABLE["gemma3_alternating"])

@@ -1,0 +1,197 @@
+"""`npusim compare`: the simulator beside other runtimes, step by step and layer by layer."""
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+import npusim
+from npusim import byte_vocabulary, speculative
+from npusim.cli.compare_report import print_report, report_json
+from npusim.cli.config_help import config_keys
+from npusim.cli.output import print_json, progress
+from npusim.cli.parsers import (
+    MAX_GENERATION_TOKEN_LEN,
+    MIN_RESPONSE_LEN,
+    Subparsers,
+    add_command,
+    add_config_option,
+    at_least,
+    parse_config,
+    sized_config,
+    token_ids,
+)
+from npusim.compare import BackendKind, Comparison, compare
+from npusim.compare.differences import EXACT, QUANTIZED, ROUNDED
+from npusim.errors import InputError
+from npusim.model_spec import ModelSpec, read_model, read_spec
+from npusim.npuw_profile import BLOCK_STEP, round_up
+
+LOOKUP = "lookup"
+LEAST_PROMPT, MOST_PROMPT = 24, 512
+PAST_THE_WINDOW = 8
+
+DESCRIPTION = """\
+Run a model on the simulated NPU and on other runtimes over the same tokens, and show for
+every step how far the logits lie apart. The simulator continues the prompt greedily, with
+--draft in blocks of which some tokens are taken back; the others are fed the same blocks
+at the same positions. --layers says which attention layer differs first, and why."""
+
+_TOLERANCES = "\n".join(
+    f"  {caches:<36} {tolerance}"
+    for caches, tolerance in (
+        ("all float32", EXACT),
+        ("a float16 cache, and npuw always", ROUNDED),
+        ("a quantized cache", QUANTIZED),
+    )
+)
+
+EPILOG = f"""\
+runtimes (--against; default: all that can be used here)
+  ort       ONNX Runtime on the ONNX file; needs the package onnxruntime
+  openvino  OpenVINO's CPU plugin, dynamic shapes, a cache that grows
+  npuw      the real NPUW of the openvino wheel, lowered by npusim, on the CPU device
+            (-c NPUW_DEVICES=NPU for an NPU)
+
+tolerance: greatest difference of logits that is agreement (L: the largest logit of the run),
+and of attention outputs with --layers (A: the largest one of the layer)
+{_TOLERANCES}
+--tolerance sets that of logits.
+
+--candidate FILE is what the other runtimes run instead of MODEL: another export of it, or
+an OpenVINO IR with a stateful model (openvino and npuw). So a faulty export is found.
+
+prompt: --prompt needs the byte vocabulary of the built-in models. Without a prompt random
+tokens are taken: {LEAST_PROMPT}, or {PAST_THE_WINDOW} more than the largest window, {MOST_PROMPT} at most.
+
+{config_keys()}
+Keys that begin with NPUW_ or NPU_ and are not listed are handed to npuw.
+
+examples:
+  npusim compare model.onnx
+  npusim compare model.onnx --against ort,npuw --draft lookup --steps 32
+  npusim compare model.onnx --candidate exported/openvino_model.xml --against npuw --layers
+  npusim compare model.onnx --json | jq '.backends[] | {{name, agrees, worst}}'
+
+exit code: 0 if all agree, 1 if one differs or stops, 2 for wrong usage or an unusable file"""
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the command."""
+    parser = add_command(
+        subparsers, "compare", "the simulator beside other runtimes, step by step", DESCRIPTION, EPILOG
+    )
+    parser.add_argument("model", metavar="MODEL", type=Path, help="ONNX file of a language model")
+    parser.add_argument(
+        "--against",
+        metavar="A,B",
+        type=_kinds,
+        help="runtimes to compare with: " + ", ".join(kind.value for kind in BackendKind),
+    )
+    parser.add_argument("--candidate", metavar="FILE", type=Path, help="what they run instead of MODEL")
+    prompt = parser.add_mutually_exclusive_group()
+    prompt.add_argument("--prompt", metavar="TEXT", help="prompt as text (byte vocabulary only)")
+    prompt.add_argument("--prompt-ids", metavar="1,2,3", type=token_ids, help="prompt as token ids")
+    parser.add_argument(
+        "--steps", metavar="N", type=at_least(1), default=16, help="generate steps (default 16)"
+    )
+    parser.add_argument(
+        "--draft",
+        metavar="MODEL|lookup",
+        help="verify blocks: guess ahead with this ONNX model, or with what followed earlier in the text",
+    )
+    parser.add_argument(
+        "--num-draft", metavar="N", type=at_least(1), default=4, help="tokens to guess per step (default 4)"
+    )
+    parser.add_argument("--layers", action="store_true", help="find the attention layer that differs first")
+    parser.add_argument(
+        "--tolerance", metavar="X", type=float, help="greatest logits difference that is agreement"
+    )
+    add_config_option(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.set_defaults(execute=execute)
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Compare and print; 1 if anything differs."""
+    spec = read_spec(read_model(options.model))
+    asked = _comparison(options, spec)
+    parts = 1 + len(asked.kinds or BackendKind)
+    with progress("comparing", parts) as advance:
+        report = compare(asked, advance)
+    if options.json:
+        print_json(report_json(str(options.model), asked, report))
+    else:
+        print_report(asked, report)
+    return 0 if report.agrees else 1
+
+
+def _comparison(options: argparse.Namespace, spec: ModelSpec) -> Comparison:
+    prompt = _prompt(options, spec)
+    given = parse_config(options.config)
+    own = {key: value for key, value in given.items() if not _is_for_npuw_only(key)}
+    block = options.num_draft + 1 if options.draft else 1
+    config = sized_config(
+        own, prompt_len=len(prompt), max_new_tokens=1 + options.steps * block, block_len=block
+    )
+    return Comparison(
+        model=options.model,
+        candidate=options.candidate,
+        kinds=options.against,
+        prompt=prompt,
+        num_steps=options.steps,
+        drafter=_drafter(options.draft, config),
+        num_draft_tokens=options.num_draft,
+        config=config,
+        npuw_config=_npuw_config(config, given),
+        layers=options.layers,
+        max_abs_difference=options.tolerance,
+    )
+
+
+def _is_for_npuw_only(key: str) -> bool:
+    """Whether a key is none of the simulator's. A misspelt NPUW_LLM_ key is not handed on."""
+    return key.startswith(("NPUW_", "NPU_")) and not key.startswith("NPUW_LLM_")
+
+
+def _npuw_config(config: Mapping[str, str | int], given: Mapping[str, str]) -> dict[str, str | int]:
+    """The same lengths; NPUW rounds the block up and takes it from the room for responses."""
+    npuw = {key: value for key, value in config.items() if not key.startswith("NPUSIM_")}
+    if MIN_RESPONSE_LEN not in given:
+        block = round_up(int(config[MAX_GENERATION_TOKEN_LEN]), BLOCK_STEP)
+        npuw[MIN_RESPONSE_LEN] = int(config[MIN_RESPONSE_LEN]) + block
+    return {**npuw, **{key: value for key, value in given.items() if _is_for_npuw_only(key)}}
+
+
+def _prompt(options: argparse.Namespace, spec: ModelSpec) -> list[int]:
+    if options.prompt_ids:
+        return list(options.prompt_ids)
+    if options.prompt is not None:
+        if spec.vocab_size != byte_vocabulary.VOCAB_SIZE:
+            raise InputError(
+                f"--prompt: {options.model} has {spec.vocab_size} token ids, and text is understood for the "
+                f"byte vocabulary of {byte_vocabulary.VOCAB_SIZE} only; give --prompt-ids"
+            )
+        return byte_vocabulary.encode(options.prompt)
+    largest = max(layer.local_window_size for layer in spec.layers)
+    length = min(max(LEAST_PROMPT, largest + PAST_THE_WINDOW), MOST_PROMPT)
+    drawn: list[int] = np.random.default_rng(0).integers(0, spec.num_embeddings, length).tolist()
+    return drawn
+
+
+def _drafter(draft: str | None, config: Mapping[str, str | int]) -> speculative.Drafter | None:
+    if draft is None:
+        return None
+    if draft == LOOKUP:
+        return speculative.PromptLookup()
+    return speculative.DraftModel(npusim.compile_model(draft, config).create_infer_request())
+
+
+def _kinds(text: str) -> tuple[BackendKind, ...]:
+    """Comma separated names of runtimes, for argparse."""
+    try:
+        return tuple(dict.fromkeys(BackendKind(part.strip()) for part in text.split(",")))
+    except ValueError as error:
+        names = ", ".join(kind.value for kind in BackendKind)
+        raise argparse.ArgumentTypeError(f"{text!r}: choose from {names}, with commas between") from error

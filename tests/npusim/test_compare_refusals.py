@@ -1,0 +1,70 @@
+"""What `npusim compare` cannot do ends in one message that says why."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import openvino as ov
+import pytest
+from llama_like import LlamaLike
+from model_files import READABLE, UNREADABLE
+from slot_distance import lower_by_slot_distance
+
+from npusim import onnxruntime_backend
+from npusim.cli.main import main
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    def run(model: Path, *arguments: str) -> str:
+        assert main(["compare", str(model), *arguments]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        return captured.err
+
+    return run
+
+
+def test_unusable_backends_that_were_asked_for(
+    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnxruntime_backend, "find_spec", lambda _: None)
+    assert "ort: cannot be used here: the package onnxruntime" in refused(
+        READABLE["llama"], "--against", "ort"
+    )
+
+
+def test_files(refused: Callable[..., str], tmp_path: Path) -> None:
+    llama = READABLE["llama"]
+    ir = tmp_path / "model.xml"
+    assert "is OpenVINO IR; ONNX Runtime takes ONNX files" in refused(
+        llama, "--against", "ort", "--candidate", str(ir)
+    )
+    assert "no such file" in refused(llama, "--against", "openvino", "--candidate", str(ir))
+    assert "softcap is not supported" in refused(UNREADABLE["gemma2_softcap"])
+    ov.save_model(lower_by_slot_distance(llama), ir)
+    assert "no GroupQueryAttention" in refused(ir)
+
+
+def test_prompts(refused: Callable[..., str], tmp_path: Path) -> None:
+    path = tmp_path / "small.onnx"
+    path.write_bytes(LlamaLike(windows=(6,)).serialized)
+    assert "--prompt: " in refused(path, "--prompt", "text", "--against", "ort")
+
+
+def test_misspelt_settings_are_not_handed_to_npuw(refused: Callable[..., str]) -> None:
+    message = refused(READABLE["llama"], "--against", "npuw", "-c", "NPUW_LLM_MAX_PROMPT=4")
+    assert "the nearest known one is NPUW_LLM_MAX_PROMPT_LEN" in message
+
+
+def test_names_of_backends(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["compare", str(READABLE["llama"]), "--against", "ort,tpu"])
+    assert "choose from ort, openvino, npuw" in capsys.readouterr().err
+
+
+def test_models_of_other_layers(refused: Callable[..., str], tmp_path: Path) -> None:
+    original, other = tmp_path / "a.onnx", tmp_path / "b.onnx"
+    original.write_bytes(LlamaLike(windows=(6,)).serialized)
+    other.write_bytes(LlamaLike(windows=(6, 6)).serialized)
+    arguments = ("--candidate", str(other), "--against", "ort", "--steps", "2", "--layers")
+    assert "the two models do not have the same layers" in refused(original, *arguments)
