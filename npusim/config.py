@@ -68,10 +68,7 @@ class LLMConfig:
 
     @property
     def generate_capacities(self) -> tuple[int, ...]:
-        """Past slots of each generate graph, ascending; the last one's are the capacity.
-
-        NPUW's sizes: room for a prompt of 1024, 2048, 4096, ... tokens and for the response to it.
-        """
+        """Past slots of each generate graph: NPUW's, for prompts of 1024, 2048, .. tokens, and all."""
         sizes = []
         prompt_len = self.pyramid_base
         while self.generate_pyramid and prompt_len + self.min_response_len - 1 < self.capacity:

@@ -13,11 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 import npusim
-from npusim import npuw
-from npusim.bench import ort
+from npusim import npuw, onnxruntime_backend
+from npusim.bench.ort import OrtSession
+from npusim.cache_element import CACHE_ELEMENTS
 from npusim.config_values import ConfigValue
 from npusim.errors import ConfigError
 from npusim.kv_manager import BlockRows
+from npusim.model_spec import read_model, read_spec
 
 TOKEN = 7
 """Fed at every step: what a model says costs the same whatever it is fed."""
@@ -79,7 +81,7 @@ def unavailable_reason(runtime: Runtime) -> str | None:
         case Runtime.FAST | Runtime.DEVICE:
             return None
         case Runtime.ORT:
-            return ort.unavailable_reason()
+            return onnxruntime_backend.unavailable_reason()
         case Runtime.NPUW:
             return npuw.unavailable_reason()
         case _:
@@ -174,15 +176,15 @@ class OrtSteps:
     def __init__(self, conversation: Conversation) -> None:
         self._context = self._stored = conversation.context
         self._capacity = conversation.context + conversation.num_steps
-        self._session = ort.OrtSession(conversation.path)
-        shapes = self._session.input_shapes
-        self._has_positions = "position_ids" in shapes
-        self._caches = {name: shape for name, shape in shapes.items() if len(shape) == 4}
-        for name, shape in self._caches.items():
-            _, heads, _, size = shape
-            buffer = np.zeros((1, int(heads), self._capacity, int(size)), np.float32)
-            self._session.bind(name, buffer, shared_output=name.replace("past_key_values", "present"))
-        self._vocab_size = int(self._session.output_shapes["logits"][-1])
+        self._session = OrtSession(conversation.path)
+        spec = read_spec(read_model(conversation.path))
+        self._has_positions = spec.has_position_ids
+        self._vocab_size = spec.vocab_size
+        for layer in spec.layers:
+            shape = (1, layer.kv_num_heads, self._capacity, layer.cache_channels)
+            buffer = np.zeros(shape, CACHE_ELEMENTS[layer.cache_type].dtype)
+            self._session.bind(layer.past_key, buffer, shared_output=layer.present_key)
+            self._session.bind(layer.past_value, buffer, shared_output=layer.present_value)
         self._feed(0, self._context)
 
     def prepare(self, calls: int) -> None:

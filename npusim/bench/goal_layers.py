@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from npusim.bench import ort
 from npusim.bench.goal import Goal, GoalRow, GoalSetting, at_least, row_of_ratio
 from npusim.bench.layers import LayerCase, LoweredLayers, OrtLayers
 from npusim.bench.timing import Candidate, Plan, interleave, ratio_of
+from npusim.onnxruntime_backend import unavailable_reason
 from transforms import KeyLayout
 
 DEVICE_GOALS = (12.0, 15.0)
@@ -71,7 +71,7 @@ def _ring_chain(setting: GoalSetting) -> list[GoalRow]:
 
 def _against_ort(name: str, goal: Goal, fast: LoweredLayers, case: LayerCase, plan: Plan) -> GoalRow:
     name += "ONNX Runtime / execution form"
-    reason = ort.unavailable_reason()
+    reason = unavailable_reason()
     if reason is not None:
         return GoalRow(name=name, goal=goal, ratio=None, note=reason)
     return _against(name, goal, fast, OrtLayers(case), plan)

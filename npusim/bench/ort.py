@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,16 +10,10 @@ from numpy.typing import NDArray
 
 from npusim.bench.machine import available_threads
 from npusim.errors import ConfigError
+from npusim.onnxruntime_backend import unavailable_reason
 
 if TYPE_CHECKING:
     import onnxruntime
-
-
-def unavailable_reason() -> str | None:
-    """Why ONNX Runtime cannot be used here; None where it can."""
-    if importlib.util.find_spec("onnxruntime") is None:
-        return "onnxruntime is not installed; pip install onnxruntime"
-    return None
 
 
 class OrtSession:
@@ -43,16 +36,6 @@ class OrtSession:
         self._runtime = onnxruntime
         self._binding = self._session.io_binding()
         self._bound: dict[str, onnxruntime.OrtValue] = {}
-
-    @property
-    def input_shapes(self) -> dict[str, list[int | str]]:
-        """Inputs and their shapes, as the model declares them."""
-        return {port.name: list(port.shape) for port in self._session.get_inputs()}
-
-    @property
-    def output_shapes(self) -> dict[str, list[int | str]]:
-        """Outputs and their shapes, in the model's order."""
-        return {port.name: list(port.shape) for port in self._session.get_outputs()}
 
     def bind(self, name: str, array: NDArray[np.generic], *, shared_output: str | None = None) -> None:
         """Copy an array into a buffer of ONNX Runtime's and bind it, as output `shared_output` too."""

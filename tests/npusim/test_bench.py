@@ -12,7 +12,7 @@ import pytest
 from ort_runner import OrtModel
 
 import npusim
-from npusim import ConfigError, ModelError, npuw
+from npusim import ConfigError, ModelError, npuw, onnxruntime_backend
 from npusim.bench import goals
 from npusim.bench.conversation import Conversation, NpusimSteps, NPUWSteps, OrtSteps, Runtime, start
 from npusim.bench.goal import GoalRow, GoalSetting, GoalSizes, at_least, at_most
@@ -311,7 +311,7 @@ def test_matplotlib_is_loaded_for_pictures_alone(
 def test_without_onnxruntime(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("npusim.bench.ort.unavailable_reason", lambda: "onnxruntime is not installed")
+    monkeypatch.setattr(onnxruntime_backend, "unavailable_reason", lambda: "onnxruntime is not installed")
     assert main(["bench", str(model), "--against", "ort"]) == 2
     assert "ort: onnxruntime is not installed" in capsys.readouterr().err
 
