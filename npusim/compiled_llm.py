@@ -13,7 +13,11 @@ from npusim.graphs import lower_block, lower_whole_prefill, with_attention_taps
 from npusim.model_spec import ModelSpec, read_model, read_spec
 from npusim.request import LLMInferRequest
 from npusim.static_graph import COMPILE_PROPERTIES
-from transforms import ExecutionForm
+from transforms import ExecutionForm, PlainWeights
+from transforms.plain_weights import large_weight_bytes
+
+LARGE_MODEL_BYTES = 512 * 2**20
+"""From this many bytes of weights on, memory counts for more than the speed of short prefill graphs."""
 
 
 class CompiledLLM:
@@ -37,7 +41,7 @@ class CompiledLLM:
             capacity: lower_block(model, self.spec, caches, self.config.max_generation_token_len, capacity)
             for capacity, caches in self.variants.items()
         }
-        self.compiled_prefill = self._compile(self.prefill_model)
+        self.compiled_prefill = self._compile(self.prefill_model, share_weights=True)
         self.compiled_generates = {
             capacity: self._compile(lowered) for capacity, lowered in self.generate_models.items()
         }
@@ -56,11 +60,14 @@ class CompiledLLM:
         """A request with a cache of its own."""
         return LLMInferRequest(self)
 
-    def _compile(self, lowered: ov.Model) -> ov.CompiledModel:
+    def _compile(self, lowered: ov.Model, *, share_weights: bool = False) -> ov.CompiledModel:
+        """share_weights: keep no packed copy of the weights of a large model, which a step would need."""
         model = with_attention_taps(lowered, self.spec) if self.config.sanitize else lowered
         if self.config.execution is Execution.FAST:
             model = model.clone()
             ExecutionForm().run_on_model(model)
+            if share_weights and large_weight_bytes(model) >= LARGE_MODEL_BYTES:
+                PlainWeights().run_on_model(model)
         return ov.Core().compile_model(model, "CPU", COMPILE_PROPERTIES)
 
     def _lower_prefill(self, model: ov.Model) -> ov.Model:

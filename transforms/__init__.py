@@ -8,6 +8,7 @@ from transforms.execution_form import ExecutionForm
 from transforms.gqa_node import GQANode, find_gqa, node_label, read_gqa
 from transforms.key_layout import Branch, KeyLayout
 from transforms.new_rows import KeepNewRows
+from transforms.plain_weights import PlainWeights
 from transforms.splits_to_slices import SplitsToSlices
 from transforms.stateful import StatefulGQA
 from transforms.static_shapes import StaticShapes
@@ -22,6 +23,7 @@ __all__ = [
     "GQANode",
     "KeepNewRows",
     "KeyLayout",
+    "PlainWeights",
     "RemoveEmptyPast",
     "SplitsToSlices",
     "StatefulGQA",
