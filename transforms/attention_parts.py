@@ -29,3 +29,13 @@ def take_over(old: Output, new: Output) -> None:
 def scalar(value: float, element_type: ov.Type) -> Output:
     """A constant of no dimensions."""
     return ops.constant(value, dtype=element_type).output(0)
+
+
+def before_head_transpose(source: Output) -> Output | None:
+    """[B, S, H, D] where a source [B, H, S, D] is its transpose, else None."""
+    node = source.get_node()
+    if node.get_type_name() != "Transpose":
+        return None
+    order = node.input_value(1).get_node()
+    swaps = order.get_type_name() == "Constant" and order.get_data().tolist() == [0, 2, 1, 3]
+    return node.input_value(0) if swaps else None

@@ -8,7 +8,7 @@ from openvino import Output
 from openvino.passes import ModelPass
 from openvino.utils.node_factory import NodeFactory
 
-from transforms.attention_parts import scalar, sink_logits, take_over
+from transforms.attention_parts import before_head_transpose, scalar, sink_logits, take_over
 from transforms.cache_codec import codecs_of
 from transforms.cached_rows import PastView, cached_rows
 from transforms.errors import DecompositionError
@@ -130,17 +130,13 @@ def _split_heads(site: Site) -> Output:
 
     Why is told at _merge_heads.
     """
-    gqa, node = site.gqa, site.gqa.query.get_node()
-    if node.get_type_name() != "Transpose" or not _swaps_heads_and_rows(node):
+    gqa = site.gqa
+    rows_first = before_head_transpose(gqa.query)
+    if rows_first is None:
         return gqa.query
     rows, heads, size = site.sequence_length, gqa.num_heads, gqa.head_size
-    flat = reshape(node.input_value(0), [rows, heads, size])
+    flat = reshape(rows_first, [rows, heads, size])
     return reshape(ops.transpose(flat, i32([1, 0, 2])).output(0), [1, heads, rows, size])
-
-
-def _swaps_heads_and_rows(transpose: ov.Node) -> bool:
-    order = transpose.input_value(1).get_node()
-    return bool(order.get_type_name() == "Constant" and order.get_data().tolist() == [0, 2, 1, 3])
 
 
 def _merge_heads(site: Site, attention: Output) -> Output:

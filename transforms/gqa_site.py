@@ -22,13 +22,8 @@ class Site:
 
     @property
     def sizes(self) -> StaticSizes:
-        """A window-sized past sees any number of positions, at the least those of the block."""
-        endless = self.layout in (KeyLayout.ROLLING, KeyLayout.RING)
-        return StaticSizes(
-            sequence_length=self.sequence_length,
-            capacity=self.capacity,
-            positions=self.sequence_length + (0 if endless else self.capacity),
-        )
+        """What inputs are checked against."""
+        return StaticSizes(sequence_length=self.sequence_length, capacity=self.capacity)
 
 
 def read_site(gqa: GQANode, branch: Branch, layout: KeyLayout) -> Site:

@@ -11,11 +11,10 @@ from transforms.gqa_node import GQANode
 
 @dataclass(frozen=True, kw_only=True)
 class StaticSizes:
-    """S rows of the block, C past slots, and how many token positions the graph may see (T at most)."""
+    """S rows of the block, C past slots."""
 
     sequence_length: int
     capacity: int
-    positions: int
 
 
 def check_inputs(gqa: GQANode, sizes: StaticSizes) -> None:
@@ -68,10 +67,12 @@ def _check_bias(gqa: GQANode, bias: Output, sizes: StaticSizes) -> None:
             f"{gqa.name}: attention_bias has {rows} rows, the block has {sizes.sequence_length}; "
             "both must be equal"
         )
-    if columns < sizes.positions:
+    # The op's own contract gives the bias a column for each of the T tokens; T is at least S and known only
+    # when the graph runs.
+    if columns < sizes.sequence_length:
         raise DecompositionError(
-            f"{gqa.name}: attention_bias has {columns} columns; its columns are token positions, of which "
-            f"the graph may see {sizes.positions}"
+            f"{gqa.name}: attention_bias has {columns} columns for {sizes.sequence_length} tokens; they "
+            "are token positions, one for each of total_sequence_length"
         )
     _expect_type(gqa, "attention_bias", bias)
 
