@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -28,7 +30,19 @@ def manager(*layouts: Layout, commit: CommitPolicy = CommitPolicy.EAGER) -> KVMa
         )
         for layer, layout in enumerate(layouts)
     )
-    return KVManager(groups, capacity=20, commit=commit)
+    return KVManager({20: groups}, commit=commit)
+
+
+def pyramid(*shared: CacheGroup, commit: CommitPolicy = CommitPolicy.EAGER) -> KVManager:
+    """A linear layer, seen by graphs of 6, 11 and 20 slots over one memory, and groups that they share."""
+    past = allocate((2, HEADS, 20, HEAD_SIZE), np.dtype(np.float32))
+    variants = {}
+    for capacity in (6, 11, 20):
+        shape = (2, HEADS, capacity, HEAD_SIZE)
+        view = past.reshape(-1)[: np.prod(shape)].reshape(shape)
+        layout = LinearLayout(capacity=capacity)
+        variants[capacity] = (CacheGroup(layers=(0,), layout=layout, past=view), *shared)
+    return KVManager(variants, commit=commit)
 
 
 def marked(plane: int, position: int, mark: int) -> float:
@@ -51,11 +65,14 @@ def step(kv: KVManager, start: int, length: int, mark: int = 0) -> None:
     kv.commit(start, block(kv, start, length, mark))
 
 
-def slots(kv: KVManager, group: int = 0) -> list[int | None]:
-    """The position in each slot, None for one never filled; every plane, head and channel must agree."""
+def slots(kv: KVManager, group: int = 0, count: int | None = None) -> list[int | None]:
+    """The position in each of the first `count` slots, None for one never filled.
+
+    Every plane, head and channel must agree.
+    """
     past = kv.groups[group].past
     found: list[int | None] = []
-    for slot in range(past.shape[2]):
+    for slot in range(past.shape[2] if count is None else count):
         key, value = past[0, 0, slot, 0], past[1, 0, slot, 0]
         assert (past[0, :, slot] == key).all()
         assert (past[1, :, slot] == value).all()
@@ -99,7 +116,7 @@ def test_rolling_rows_lie_in_order() -> None:
 def test_layers_of_one_group_are_written_together() -> None:
     past = allocate((4, HEADS, 20, HEAD_SIZE), np.dtype(np.float16))
     group = CacheGroup(layers=(2, 5), layout=LINEAR, past=past)
-    kv = KVManager((group,), capacity=20, commit=CommitPolicy.EAGER)
+    kv = KVManager({20: (group,)}, commit=CommitPolicy.EAGER)
     rows = np.arange(4 * HEADS * BLOCK * HEAD_SIZE).reshape(4, HEADS, BLOCK, HEAD_SIZE).astype(np.float16)
     kv.commit(0, BlockRows(arrays=(rows,), first=2, length=3))
     for place, buffer in enumerate((group.key(2), group.value(2), group.key(5), group.value(5))):
@@ -202,6 +219,60 @@ def test_reset_zeroes_every_row_ever_written(commit: CommitPolicy) -> None:
     step(kv, 0, 2)
     kv.settle(2)
     assert slots(kv) == [0, 1, *[None] * 18]
+
+
+def test_rows_keep_their_positions_between_capacities() -> None:
+    kv = pyramid()
+    kv.arrange(6)
+    step(kv, 0, 5)
+    assert slots(kv, count=5) == [0, 1, 2, 3, 4]
+    kv.arrange(20)
+    step(kv, 5, 5)
+    assert slots(kv, count=10) == list(range(10))
+    kv.arrange(11)
+    step(kv, 10, 1)
+    assert slots(kv) == list(range(11))
+    kv.trim(4)
+    kv.arrange(6)
+    step(kv, 4, 2, mark=3)
+    assert slots(kv) == [0, 1, 2, 3, 4, 5]
+    assert (kv.groups[0].past[0, 0, :, 0] // 1000).tolist() == [0, 0, 0, 0, 3, 3]
+    kv.arrange(20)
+    assert slots(kv, count=6) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_ring_is_the_same_at_every_capacity() -> None:
+    kv = pyramid(replace(manager(RING).groups[0], layers=(1,)))
+    for capacity, start, length in ((6, 0, 4), (11, 4, 5), (20, 9, 1)):
+        kv.arrange(capacity)
+        step(kv, start, length)
+    assert slots(kv, count=10) == list(range(10))
+    assert slots(kv, 1) == [6, 7, 8, 9, 4, 5]
+    assert kv.nbytes == (20 + 6) * 2 * HEADS * HEAD_SIZE * 4
+
+
+@pytest.mark.parametrize("commit", CommitPolicy, ids=lambda commit: commit.value)
+def test_the_smallest_capacity_has_room_for_the_step_and_for_every_row(commit: CommitPolicy) -> None:
+    kv = pyramid(commit=commit)
+    assert [kv.smallest_capacity(n) for n in (1, 6, 7, 11, 12, 20)] == [6, 6, 11, 11, 20, 20]
+    kv.arrange(11)
+    for start in (0, 5):
+        step(kv, start, 5)
+    # a step at position 2 drops rows 2.. only when it succeeds: those written (all, or 5) must fit until then
+    assert kv.smallest_capacity(3) == {CommitPolicy.EAGER: 11, CommitPolicy.DEFERRED: 6}[commit]
+    kv.trim(3)
+    assert kv.smallest_capacity(6) == 6
+
+
+def test_reset_zeroes_what_was_written_at_every_capacity() -> None:
+    kv = pyramid()
+    memory = kv.groups[0].past
+    for capacity, length in ((20, 5), (11, 3), (6, 4), (20, 2)):
+        kv.arrange(capacity)
+        step(kv, 0, length)
+    assert memory.any()
+    kv.reset()
+    assert not memory.any()
 
 
 def test_a_slice_is_a_view_that_cannot_leave_its_tensor() -> None:
