@@ -162,7 +162,8 @@ class _Sequence:
 def _proposal(drafter: Drafter | None, tokens: list[int], wanted: int, vocab_size: int) -> list[int]:
     if drafter is None or wanted < 1:
         return []
-    draft = checked_tokens(drafter.propose(tokens, wanted), vocab_size, "the draft")
+    # A copy: what a drafter does to its list must not reach the sequence.
+    draft = checked_tokens(drafter.propose(list(tokens), wanted), vocab_size, "the draft")
     if len(draft) > wanted:
         raise InputError(f"the drafter proposed {len(draft)} tokens and was asked for {wanted} at most")
     return draft

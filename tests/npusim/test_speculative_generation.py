@@ -94,6 +94,18 @@ def test_a_prompt_of_one_token_begins_as_fresh_as_a_prefill() -> None:
     assert result.tokens == plain_greedy(HASHED, [6], 9)
 
 
+def test_what_a_drafter_does_to_its_list_does_not_reach_the_sequence() -> None:
+    def hungry(tokens: Sequence[int], num_tokens: int) -> list[int]:
+        assert isinstance(tokens, list)
+        draft = truth_after(tokens, num_tokens)
+        tokens.clear()
+        return draft
+
+    target = ToyTarget(max_generation_tokens=4)
+    got = generate(target, PROMPT, max_new_tokens=9, drafter=Scripted(hungry), num_draft_tokens=3)
+    assert got.tokens == plain_greedy(HASHED, PROMPT, 9)
+
+
 def test_a_numpy_prompt_is_a_prompt() -> None:
     assert generate(ToyTarget(), np.array(PROMPT, dtype=np.int32), max_new_tokens=6).tokens == TRUTH[:6]
 
