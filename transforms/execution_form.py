@@ -1,6 +1,7 @@
 """Rewrite the attention of the device form into the form that a CPU executes fast. Same numbers."""
 
 from collections.abc import Callable
+from typing import assert_never
 
 import numpy as np
 import openvino as ov
@@ -46,6 +47,8 @@ class ExecutionForm(ModelPass):
                     result = _fused(attention, masks)
                 case AttentionForm.SPLIT | AttentionForm.JOINED:
                     result = _matmuls(attention, masks, join=form is AttentionForm.JOINED)
+                case _:
+                    assert_never(form)
             _replace(attention, result)
             self.rewritten += 1
         if self.rewritten:
