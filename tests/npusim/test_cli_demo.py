@@ -49,7 +49,7 @@ def test_text_and_numbers_are_printed(capsys):
     printed = capsys.readouterr().out
     assert "prompt        Raise an error if \n" in printed
     assert "with drafts" in printed
-    assert "steps match the native run" in printed
+    assert " steps) match the native run" in printed
     assert "drafting changed no token" in printed
 
 

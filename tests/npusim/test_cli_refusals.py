@@ -29,8 +29,6 @@ def test_unusable_files(error_of, tmp_path, command):
         (["-c", "NPUW_LLM_MAX_PROMPT_LEN=2"], "NPUW_LLM_MAX_PROMPT_LEN"),
         (["-c", "NPUSIM_KV_LAYOUT=SPIRAL"], "SPIRAL"),
         (["--eos", "999"], "999"),
-        (["--temperature", "-1"], "temperature"),
-        (["--top-p", "1.5"], "top_p"),
         (["--draft", "absent.onnx"], "absent.onnx"),
     ],
 )
