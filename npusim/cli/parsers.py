@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -129,12 +130,11 @@ def token_ids(text: str) -> list[int]:
 
 
 def utf8_text(text: str) -> str:
-    """Text as it was typed, for argparse: bytes that are no UTF-8 have no token in a vocabulary of text."""
+    """Text for argparse: the bytes of the argument read as UTF-8, whatever the locale made of them."""
     try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
+        return os.fsencode(text).decode("utf-8")
+    except UnicodeError as error:
         raise argparse.ArgumentTypeError(f"{text!a} is no UTF-8 text") from error
-    return text
 
 
 def at_least(least: int) -> Callable[[str], int]:

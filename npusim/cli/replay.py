@@ -65,6 +65,8 @@ def execute(options: argparse.Namespace) -> int:
 
 def _read(path: Path) -> Trace:
     try:
+        if path.exists() and not path.is_file():
+            raise TraceError(f"{path}: no regular file; give the file that a trace was written to")
         return read_trace(path)
     except OSError as error:
         raise TraceError(f"{path}: cannot be opened ({error.strerror})") from error

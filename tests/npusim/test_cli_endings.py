@@ -1,14 +1,19 @@
 """How a command ends where it is not left to end by itself."""
 
+import io
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from cli_driving import LLAMA, SOFTCAP
+from cli_driving import LLAMA, SOFTCAP, TARGET, TESTS
 
 from npusim.cli import check as check_command
 from npusim.cli.main import main
+
+FULL = Path("/dev/full")
 
 
 def test_an_interrupt_is_one_line(monkeypatch, capsys):
@@ -26,7 +31,7 @@ def test_a_reader_that_goes_away_is_no_error(options):
     os.close(reading)
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "npusim.cli.main", "check", SOFTCAP, *options],
+            [sys.executable, "-m", "npusim", "check", SOFTCAP, *options],
             stdout=writing,
             stderr=subprocess.PIPE,
             text=True,
@@ -35,3 +40,64 @@ def test_a_reader_that_goes_away_is_no_error(options):
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_output_that_cannot_be_written_is_one_message(monkeypatch, capsys, options):
+    with FULL.open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(["check", LLAMA, *options]) == 2
+    assert capsys.readouterr().err == "npusim: error: the output: No space left on device\n"
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="needs a device that is always full")
+def test_help_that_cannot_be_written_is_one_message(monkeypatch, capsys):
+    with FULL.open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(["--help"]) == 2
+    assert capsys.readouterr().err == "npusim: error: the output: No space left on device\n"
+
+
+def test_a_closed_output_is_one_message(monkeypatch, capsys):
+    """As Python has it under `npusim ... >&-`."""
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["check", LLAMA]) == 2
+    assert "the output is closed" in capsys.readouterr().err
+
+
+def test_closed_messages_are_no_error(monkeypatch, capsys):
+    """As Python has it under `npusim ... 2>&-`."""
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main(["run", LLAMA, "--prompt-ids", "1", "--max-new-tokens", "1"]) == 0
+    assert "finished" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main(["check", "absent.onnx"]) == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_output_fits_any_encoding(monkeypatch):
+    """Text as escapes, JSON as JSON."""
+    arguments = ["run", TARGET, "--prompt", "Zähle – ", "--max-new-tokens", "2"]
+    printed = []
+    for options in ([], ["--json"]):
+        output = io.BytesIO()
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding="ascii"))
+        assert main([*arguments, *options]) == 0
+        printed.append(output.getvalue())
+    assert b"Z\\xe4hle \\u2013 " in printed[0]
+    assert bytes(json.loads(printed[1])["prompt_ids"][1:]).decode() == "Zähle – "
+
+
+def test_an_interrupt_while_npusim_is_imported_is_one_line(tmp_path):
+    package = tmp_path / "npusim"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise KeyboardInterrupt")
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; from npusim_command import main; sys.exit(main())"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{TESTS.parent}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "npusim: interrupted\n")

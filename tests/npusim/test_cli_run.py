@@ -35,6 +35,22 @@ def test_drafts_change_the_steps_but_no_token(run_json):
     assert drafted["acceptance_rate"] > 0.3 > plain["acceptance_rate"]
 
 
+def test_drafts_over_a_rolling_layout_take_no_setting(run_json):
+    arguments = ("run", TARGET, "--prompt", PROMPT, "--max-new-tokens", "40")
+    plain = run_json(*arguments)
+    rolling = run_json(*arguments, "--draft", "lookup", "-c", "NPUSIM_KV_LAYOUT=ROLLING")
+    assert plain["tokens"] == rolling["tokens"]
+    assert rolling["config"]["NPUSIM_COMMIT"] == "DEFERRED"
+    assert 0 < rolling["acceptance_rate"] < 1
+
+
+def test_a_run_may_use_the_last_position_of_the_model(run_json):
+    """512 rows of rotary tables: a prompt rounded up to 64 would need more."""
+    result = run_json("run", LLAMA, "--prompt-ids", "1,2,3", "--max-new-tokens", "510")
+    assert result["capacity"] == 512
+    assert len(result["tokens"]) == 510 or result["finish_reason"] == "eos"
+
+
 def test_text_is_printed_for_the_byte_vocabulary(capsys):
     assert main(["run", TARGET, "--prompt", PROMPT, "--max-new-tokens", "20"]) == 0
     printed = capsys.readouterr().out

@@ -21,9 +21,9 @@ HEADER = TraceHeader(
 )
 
 
-def toy(capacity: int = 30) -> ToyTarget:
+def toy(capacity: int = 30, refuse_calls: frozenset[int] = frozenset()) -> ToyTarget:
     """A cache that can go back by one block from the highest position since its last reset."""
-    return ToyTarget(capacity=capacity, rewind_rows=3)
+    return ToyTarget(capacity=capacity, rewind_rows=3, refuse_calls=refuse_calls)
 
 
 def recorded() -> list[StepRecord]:
@@ -124,3 +124,22 @@ def test_times_do_not_count_and_the_listener_is_put_back() -> None:
     assert replay(records, request).difference is None
     assert request.step_listener is listener
     assert seen == []
+
+
+def test_a_failure_of_the_runtime_is_an_outcome_like_any_other() -> None:
+    records = recorded()
+    failed = replace(records[2], error="RuntimeError", logits_sha256="", windows=())
+    failing = Untraced(toy(refuse_calls=frozenset({2})))
+    assert replay([*records[:2], failed], failing).difference is None
+    difference = replay([*records[:2], failed], Untraced(toy())).difference
+    assert difference is not None
+    assert (difference.index, difference.expected, difference.got) == (2, "RuntimeError", "none")
+
+
+def test_a_refused_call_is_made_with_what_it_was_given() -> None:
+    """Positions that do not fit the tokens, or none at all; the calls after it come out the same."""
+    records = recorded()
+    refused = replace(
+        records[0], tokens=(3, 5), positions=(1, 2, 3), error="InputError", logits_sha256="", windows=()
+    )
+    assert replay([refused, *records[:3]], Untraced(toy())).difference is None
