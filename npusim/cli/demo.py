@@ -46,18 +46,18 @@ DEFAULT_PROMPT = "Return a list of the "
 DIFFERENCES_PER_ROW = 8
 
 DESCRIPTION = """\
-Run the built-in pair of models (trained on docstrings, a token is a byte; layers
-with a window of 32 and full ones in turn) on the simulated NPU: once token by
-token, once with the small model drafting for the large one. Beside each call
-OpenVINO's CPU plugin runs the same file natively: dynamic shapes, a cache that
-grows, no slots. Printed are the text, the parity of every call, acceptance and
-KV memory."""
+Run the built-in pair of models (trained on docstrings, a token is a byte;
+layers with a window of 32 and full ones in turn) on the simulated NPU: once
+token by token, once with the small model drafting for the large one. Beside
+each call OpenVINO's CPU plugin runs the same file natively: dynamic shapes, a
+cache that grows, no slots. Printed are the text, the parity of every call,
+acceptance and KV memory."""
 
 EPILOG = f"""\
-A call, the prefill or a step of one block, matches when no logit differs by more
-than {TOLERANCE:g}, or by {ROUNDED_CACHE_TOLERANCE:g} where the cache rounds (NPUSIM_KV_PRECISION=F16). The
-prompt of 22 tokens and the first new ones cross the window of 32: where a mask
-written in slot distance goes wrong.
+A call, the prefill or a step of one block, matches when no logit differs by
+more than {TOLERANCE:g}, or by {ROUNDED_CACHE_TOLERANCE:g} where the cache rounds
+(NPUSIM_KV_PRECISION=F16). The prompt of 22 tokens and the first new ones cross
+the window of 32: where a mask written in slot distance goes wrong.
 
 {config_keys()}
 
@@ -257,7 +257,7 @@ def _verdict(result: DemoResult) -> str:
         else f"all {number} match the native run (worst {result.worst:.1e}, allowed {limit})"
     )
     lossless = "drafting changed no token" if result.is_lossless else "MISMATCH: drafting changed the tokens"
-    return f"{parity}; {lossless}"
+    return f"{parity}\n{lossless}"
 
 
 def _result_json(result: DemoResult) -> dict[str, Json]:

@@ -18,8 +18,8 @@ EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
 DESCRIPTION = """\
-Run an ONNX language model as an NPU would: two fixed graphs, a KV cache that the
-host owns, on a CPU, exact.
+Run an ONNX language model as an NPU would: two fixed graphs, a KV cache that
+the host owns, on a CPU, exact.
 
 An NPU compiles static shapes only. The past lies in a buffer of C slots and the
 new tokens in S slots behind it, so the slot of a key is not its position in the

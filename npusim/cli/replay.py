@@ -23,18 +23,17 @@ sent: the file and the model are all that is needed."""
 
 EPILOG = """\
 A trace ends with a count of its calls. One without that end is incomplete: what
-wrote it was killed, or the file was cut short. Its calls are made again like
-those of any other, as far as they are there, but calls that are missing were not
-compared, and the exit code is 1.
+wrote it was killed, or the file was cut short. Its calls are made again as far
+as they are there, but what is missing is not compared, and the exit code is 1.
 
 examples:
   npusim run model.onnx --prompt-ids 1,2,3 --trace run.jsonl
   npusim replay run.jsonl model.onnx
   npusim replay run.jsonl model.onnx --json | jq .difference
 
-exit code: 0 if the trace is complete and every call comes out the same, 1 if the
-trace is incomplete or at the first call that does not, 2 if the trace cannot be
-read or was made with another model"""
+exit code: 0 if the trace is complete and every call comes out the same, 1 if a
+call does not or the trace is incomplete, 2 if the trace cannot be read or was
+made with another model"""
 
 
 def register(subparsers: Subparsers) -> None:

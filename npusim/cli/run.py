@@ -38,11 +38,11 @@ model verifies the guesses in one block: the greedy tokens stay the same, the
 steps become fewer."""
 
 EPILOG = f"""\
-sizes: what -c leaves open is chosen for this run. NPUW_LLM_MAX_PROMPT_LEN is the
-prompt rounded up to 64 (less where the rotary tables end),
+sizes: what -c leaves open is chosen for this run. NPUW_LLM_MAX_PROMPT_LEN is
+the prompt rounded up to 64 (less where the rotary tables end),
 NPUW_LLM_MIN_RESPONSE_LEN is --max-new-tokens, NPUW_LLM_MAX_GENERATION_TOKEN_LEN
-is 1, or --num-draft + 1 with a draft. With a draft NPUSIM_COMMIT is DEFERRED
-where NPUSIM_KV_LAYOUT is ROLLING, which cannot take back rejected rows.
+is 1, or --num-draft + 1 with a draft. With a draft and NPUSIM_KV_LAYOUT=ROLLING
+NPUSIM_COMMIT is DEFERRED, since rejected rows could not be taken back.
 
 text: --prompt and text output need the byte vocabulary ({byte_vocabulary.VOCAB_SIZE} ids, a token is
 a byte) that the built-in models have. Other models take --prompt-ids and answer
