@@ -99,7 +99,7 @@ def test_the_calls_of_a_draft_model_have_a_trace_of_their_own(tmp_path, run_json
     assert results[1]["records"] > results[0]["records"] > 1  # a call of the draft model per token
 
 
-def test_nothing_but_a_trace_is_overwritten(tmp_path, error_of):
+def test_nothing_but_a_trace_is_overwritten(tmp_path, error_of, capsys):
     model, draft, link = tmp_path / "model.onnx", tmp_path / "draft.onnx", tmp_path / "link"
     model.write_bytes(Path(LLAMA).read_bytes())
     draft.hardlink_to(model)
@@ -122,6 +122,12 @@ def test_nothing_but_a_trace_is_overwritten(tmp_path, error_of):
     new = str(tmp_path / "new.jsonl")
     assert "it is the same file as" in error_of(*start, "--trace", new, "--draft-trace", new)
     assert not Path(new).exists()
+    traced_run(old := tmp_path / "old.jsonl")
+    (tmp_path / "again.jsonl").hardlink_to(old)
+    capsys.readouterr()
+    assert "it is the same file as" in error_of(
+        *start, "--trace", str(old), "--draft-trace", str(tmp_path / "again.jsonl")
+    )
     assert model.read_bytes() == Path(LLAMA).read_bytes()
     assert notes.read_text() == "do not lose\n"
 
