@@ -205,7 +205,7 @@ def _print_result(result: DemoResult) -> None:
     console.print()
     console.print(_summary_table(result))
     console.print()
-    console.print(plain(_verdict(result)))
+    console.print(plain(_verdict(result)), soft_wrap=True)
 
 
 def _difference_table(title: str, part: Part, tolerance: float) -> Table:

@@ -92,17 +92,20 @@ def _advancing(trace: Trace, advance: Advance) -> Iterator[StepRecord]:
 
 def _print_result(trace: Trace, result: ReplayResult) -> None:
     console = stdout()
+    for line in _result_lines(trace, result):
+        console.print(plain(line), soft_wrap=True)
+
+
+def _result_lines(trace: Trace, result: ReplayResult) -> Iterator[str]:
     total = len(trace.records)
     if result.difference is None:
-        console.print(plain(f"all {total} calls came out the same, bit for bit"))
+        yield f"all {total} calls came out the same, bit for bit"
     else:
-        console.print(plain(f"DIFFERENT after {result.num_equal} of {total} calls: {result.difference}"))
+        yield f"DIFFERENT after {result.num_equal} of {total} calls: {result.difference}"
         if trace.header.openvino_version != openvino_version():
-            console.print(
-                plain(f"made with OpenVINO {trace.header.openvino_version}, this is {openvino_version()}")
-            )
+            yield f"made with OpenVINO {trace.header.openvino_version}, this is {openvino_version()}"
     if not trace.is_whole:
-        console.print(plain("INCOMPLETE: the trace has no end, further calls may be missing from it"))
+        yield "INCOMPLETE: the trace has no end, further calls may be missing from it"
 
 
 def _result_json(trace: Trace, result: ReplayResult) -> dict[str, Json]:
