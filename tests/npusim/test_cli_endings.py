@@ -96,6 +96,7 @@ def test_an_interrupt_while_npusim_is_imported_is_one_line(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", "import sys; from npusim_command import main; sys.exit(main())"],
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{TESTS.parent}"},
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
