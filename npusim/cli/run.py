@@ -59,7 +59,9 @@ examples:
   npusim run target.onnx --prompt "Return" --draft draft.onnx --num-draft 4
   npusim run target.onnx --prompt "Return" --draft lookup --temperature 0.8
   npusim run model.onnx --prompt-ids 1,2,3 --json | jq .tokens
-  npusim run model.onnx --prompt-ids 1,2,3 --trace run.jsonl"""
+  npusim run model.onnx --prompt-ids 1,2,3 --trace run.jsonl
+
+exit code: 0, or 2 if the model, a setting, the prompt or a trace cannot be used"""
 
 
 @dataclass(frozen=True, kw_only=True)

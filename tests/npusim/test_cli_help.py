@@ -2,17 +2,20 @@
 
 import pytest
 
+from npusim.cli.config_help import config_keys
 from npusim.cli.main import main
 from npusim.config import OPTIONS
 
 
-@pytest.mark.parametrize("command", ["run", "demo", "check", "replay"])
-def test_each_command_teaches(capsys, command):
+@pytest.mark.parametrize("command", [[], ["run"], ["demo"], ["replay"]])
+def test_help_teaches_within_80_columns(capsys, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit, match="0"):
-        main([command, "--help"])
+        main([*command, "--help"])
     printed = capsys.readouterr().out
-    assert "examples:\n" in printed
-    assert max(map(len, printed.splitlines())) <= 100
+    assert "examples:\n" in printed or "start here:\n" in printed
+    assert "exit code" in printed
+    assert max(map(len, printed.replace(config_keys(), "").splitlines())) <= 80
 
 
 @pytest.mark.parametrize("command", ["run", "demo"])
