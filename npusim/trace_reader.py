@@ -58,7 +58,7 @@ class _Reading:
             raise TraceError("a line behind the end of the trace")
         if self.header is None:
             self.header = _header(_Fields.of_line(line, "header")[1])
-        elif line.endswith("\n") or _is_json(line):
+        elif line.endswith("\n") or _is_json(line):  # else it is half a line, the last one
             kind, values = _Fields.of_line(line, "step", "end")
             if kind == "end":
                 self._end(values)

@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_BROKEN_PIPE
     except OSError as error:
         _drop_output()
-        return _failed(f"{error.filename or 'the output'}: {error.strerror}")
+        return _failed(f"{error.filename or 'the output'}: {error.strerror or error}")
 
 
 def _run(arguments: Sequence[str] | None) -> int:
