@@ -2,6 +2,6 @@
 
 import sys
 
-from npusim_command import main
+from npusim.cli.main import main
 
 sys.exit(main())

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_driving import LLAMA, SOFTCAP, TARGET, TESTS
+from cli_driving import LLAMA, SOFTCAP, TARGET
 
 from npusim.cli import check as check_command
 from npusim.cli.main import main
@@ -89,18 +89,3 @@ def test_json_fits_any_encoding(monkeypatch):
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding="ascii", write_through=True))
     print_json({"text": "Zähle – "})
     assert json.loads(output.getvalue()) == {"text": "Zähle – "}
-
-
-def test_an_interrupt_while_npusim_is_imported_is_one_line(tmp_path):
-    package = tmp_path / "npusim"
-    package.mkdir()
-    (package / "__init__.py").write_text("raise KeyboardInterrupt")
-    done = subprocess.run(
-        [sys.executable, "-c", "import sys; from npusim_command import main; sys.exit(main())"],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{TESTS.parent}"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "npusim: interrupted\n")
