@@ -6,6 +6,7 @@ from pathlib import Path
 import openvino as ov
 
 from npusim.errors import ModelError
+from npusim.model_rules import check_caches, check_mask_use, in_layer_order, position_tables
 from transforms import DecompositionError, GQANode, find_gqa, read_gqa
 
 KNOWN_INPUTS = ("input_ids", "attention_mask", "position_ids")
@@ -29,6 +30,7 @@ class LayerSpec:
     head_size: int
     cache_channels: int
     local_window_size: int
+    causal: bool
     cache_type: ov.Type
     is_quantized: bool
 
@@ -38,7 +40,8 @@ class ModelSpec:
     """A model npusim can run.
 
     vocab_size is the width of the logits, num_embeddings the number of token ids that input_ids may name,
-    max_positions the rows of the shortest rotary table (None: no table inside the ops).
+    max_positions the positions that the shortest table covers, rotary or of position embeddings (None: no
+    table). Layers are in the order of the numbers in their ports' names, where they have any.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -65,20 +68,22 @@ def read_model(model: str | Path | ov.Model) -> ov.Model:
 
 
 def read_spec(model: ov.Model) -> ModelSpec:
-    """Read the ports and layers; ModelError (or DecompositionError for a node) names what is missing."""
-    nodes = find_gqa(model)
-    if not nodes:
+    """Read the ports and layers; ModelError names the port or node, and what is wrong with it."""
+    try:
+        gqas = [read_gqa(node) for node in find_gqa(model)]
+    except DecompositionError as error:
+        raise ModelError(str(error)) from error
+    if not gqas:
         raise ModelError(
             "the model has no GroupQueryAttention; export it with a builder that emits the contrib op "
             "(onnxruntime-genai's does)"
         )
-    _check_ports(model)
-    try:
-        gqas = [read_gqa(node) for node in nodes]
-    except DecompositionError as error:
-        raise ModelError(str(error)) from error
-    layers = tuple(_read_layer(index, gqa) for index, gqa in enumerate(gqas))
+    layers = tuple(_read_layer(index, gqa) for index, gqa in enumerate(in_layer_order(gqas)))
+    check_caches(gqas)
+    _check_ports(model, gqas)
+    check_mask_use(model, gqas)
     rows = [gqa.rotary.table_rows for gqa in gqas if gqa.rotary and gqa.rotary.table_rows is not None]
+    rows += position_tables(model)
     vocab_size = _vocab_size(model)
     return ModelSpec(
         layers=layers,
@@ -100,16 +105,14 @@ def _input_names(model: ov.Model) -> set[str]:
     return {source.get_any_name() for source in model.inputs}
 
 
-def _check_ports(model: ov.Model) -> None:
+def _check_ports(model: ov.Model, gqas: list[GQANode]) -> None:
     names = _input_names(model)
     for needed in ("input_ids", "attention_mask"):
         if needed not in names:
             raise ModelError(f"the model has no input {needed}; its inputs are {sorted(names)}")
     if not any("logits" in output.get_names() for output in model.outputs):
         raise ModelError("the model has no output logits")
-    caches = {
-        node.input_value(port).get_node().get_friendly_name() for node in find_gqa(model) for port in (3, 4)
-    }
+    caches = {past.get_node().get_friendly_name() for gqa in gqas for past in (gqa.past_key, gqa.past_value)}
     for source in model.inputs:
         name = source.get_any_name()
         if name not in KNOWN_INPUTS and source.get_node().get_friendly_name() not in caches:
@@ -133,6 +136,7 @@ def _read_layer(index: int, gqa: GQANode) -> LayerSpec:
         head_size=gqa.head_size,
         cache_channels=gqa.cache_channels,
         local_window_size=gqa.local_window_size,
+        causal=gqa.causal,
         cache_type=gqa.past_key.get_element_type(),
         is_quantized=gqa.quantization is not None,
     )

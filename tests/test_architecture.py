@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 # From the bottom to the top: a part imports parts of lower lines alone. A new part needs a place here.
 LINES = (
     ("errors", "stage", "tensor_slice", "byte_vocabulary", "cache_element", "config_choices"),
-    ("layout", "npuw_profile", "config_values", "byte_tokenizer"),
+    ("layout", "npuw_profile", "config_values", "byte_tokenizer", "model_rules"),
     ("config", "model_spec", "onnx_attention", "reference", "trace"),
     ("kv_manager", "npuw_config", "probe_model"),
     ("cache_plan",),

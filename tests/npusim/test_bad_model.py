@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,8 @@ import onnx
 import openvino as ov
 import pytest
 from model_files import READABLE, UNREADABLE
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx_edits import Edit, attention, remove_ports, with_attribute
 from tiny_llm import TINY, assert_fresh, config_of, feed, text
 from tiny_model import TinyModel, build
 
@@ -18,16 +19,6 @@ import npusim
 from npusim import ConfigError, ModelError
 
 SMALL = config_of({"prompt": 8, "response": 4, "block": 2, "chunk": 3})  # 11 positions
-Edit = Callable[[ModelProto], None]
-
-
-def attention(model: ModelProto) -> list[NodeProto]:
-    return [node for node in model.graph.node if node.op_type == "GroupQueryAttention"]
-
-
-def remove_ports(ports: list[onnx.ValueInfoProto], prefix: str) -> None:
-    for port in [port for port in ports if port.name.startswith(prefix)]:
-        ports.remove(port)
 
 
 def without_past(model: ModelProto) -> None:
@@ -59,16 +50,6 @@ def without_attention(model: ModelProto) -> None:
     del model.graph.node[:]
     model.graph.node.append(helper.make_node("Gather", ["embedding", "input_ids"], ["hidden"]))
     model.graph.node.append(helper.make_node("MatMul", ["hidden", "head"], ["logits"]))
-
-
-def with_attribute(name: str, value: float | str) -> Edit:
-    def edit(model: ModelProto) -> None:
-        node = attention(model)[1]
-        for attribute in [attribute for attribute in node.attribute if attribute.name == name]:
-            node.attribute.remove(attribute)
-        node.attribute.append(helper.make_attribute(name, value))
-
-    return edit
 
 
 def renamed(old: str) -> Edit:
@@ -106,6 +87,12 @@ def with_int8_cache(model: ModelProto) -> None:
             port.type.tensor_type.elem_type = TensorProto.INT8
 
 
+def with_sinks(model: ModelProto) -> None:
+    sinks = next(tensor for tensor in model.graph.initializer if tensor.name == "sinks")
+    sinks.CopyFrom(numpy_helper.from_array(np.array([0.5, np.inf, 0.1], np.float32), "sinks"))
+    attention(model)[1].input[11] = "sinks"
+
+
 REFUSED: dict[str, tuple[Edit, str]] = {
     "no attention": (without_attention, "the model has no GroupQueryAttention; export it with a builder"),
     "no past": (without_past, r"GroupQueryAttention: past_key \(input 3\) .* must be provided"),
@@ -135,6 +122,8 @@ REFUSED: dict[str, tuple[Edit, str]] = {
     ),
     "heads": (with_attribute("num_heads", 5), "GroupQueryAttention"),
     "batch 2": (of_batch_2, "batch_size == 1 .* got batch_size = 2"),
+    "scale": (with_attribute("scale", math.nan), "attention.1: scale=nan; a finite number is needed"),
+    "sinks": (with_sinks, "attention.1: head_sink contains inf; its logits must be finite"),
     "another input": (with_another_input, "has an input pixels that npusim cannot fill; known are input_ids"),
     "no input_ids": (renamed("input_ids"), r"no input input_ids; its inputs are \['attention_mask'"),
     "no attention_mask": (renamed("attention_mask"), "no input attention_mask; its inputs are"),
