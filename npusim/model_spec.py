@@ -1,7 +1,6 @@
 """What a language model offers: its ports, attention layers and limits, read once from the graph."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import openvino as ov
 
@@ -51,22 +50,6 @@ class ModelSpec:
     has_position_ids: bool
 
 
-def read_model(model: str | Path | ov.Model) -> ov.Model:
-    """A model of the caller's own: read from a file, or a clone of what was given.
-
-    Raises ModelError for a file that is missing, is no model, or that the OpenVINO frontend refuses.
-    """
-    if isinstance(model, ov.Model):
-        return model.clone()
-    path = Path(model)
-    if not path.is_file():
-        raise ModelError(f"{path}: no such file; give an ONNX or OpenVINO IR model")
-    try:
-        return ov.Core().read_model(path)
-    except RuntimeError as error:
-        raise ModelError(f"{path}: OpenVINO cannot read it: {_frontend_reason(error)}") from error
-
-
 def read_spec(model: ov.Model) -> ModelSpec:
     """Read the ports and layers; ModelError names the port or node, and what is wrong with it."""
     try:
@@ -92,13 +75,6 @@ def read_spec(model: ov.Model) -> ModelSpec:
         max_positions=min(rows) if rows else None,
         has_position_ids="position_ids" in _input_names(model),
     )
-
-
-def _frontend_reason(error: RuntimeError) -> str:
-    """The lines of a frontend's message that say why, without its source positions."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    telling = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]
-    return " ".join(telling) or str(error)
 
 
 def _input_names(model: ov.Model) -> set[str]:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from openvino import Node
 
 from npusim.errors import InputError, ModelError, TrimError
-from npusim.model_spec import read_model
+from npusim.model_file import read_model
 
 GQA_TYPE = "GroupQueryAttention"
 FIRST_PAST, FIRST_PRESENT = 3, 1

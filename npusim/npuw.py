@@ -17,7 +17,8 @@ import openvino as ov
 
 from npusim.config_values import ConfigValue
 from npusim.errors import CapacityError, ModelError, NpuSimError, TrimError
-from npusim.model_spec import read_model, read_spec
+from npusim.model_file import read_model
+from npusim.model_spec import read_spec
 from npusim.npuw_config import NPUWConfig, read_config
 from npusim.npuw_profile import NPUWLengths
 from npusim.stage import Stage

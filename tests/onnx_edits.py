@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import onnx
-from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 Edit = Callable[[ModelProto], None]
 
@@ -50,3 +51,10 @@ def inside_an_if(model: ModelProto) -> None:
     squeezed = helper.make_node("Squeeze", ["condition.1"], ["condition"])
     model.graph.node.insert(2, squeezed)
     model.graph.node.insert(2, condition)
+
+
+def with_last_logits_only(model: ModelProto) -> None:
+    model.graph.initializer.append(numpy_helper.from_array(np.array([-1]), "last_row"))
+    head = model.graph.node.pop()
+    model.graph.node.append(helper.make_node("Gather", [head.input[0], "last_row"], ["row"], axis=1))
+    model.graph.node.append(helper.make_node("MatMul", ["row", "head"], ["logits"]))
