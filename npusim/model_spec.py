@@ -1,5 +1,6 @@
 """What a language model offers: its ports, attention layers and limits, read once from the graph."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import openvino as ov
@@ -15,6 +16,8 @@ KNOWN_INPUTS = ("input_ids", "attention_mask", "position_ids")
 class LayerSpec:
     """One attention layer: its node, its four cache ports, and what sizes its buffers.
 
+    present_outputs: which outputs of the model present_key and present_value are. A compiler that finds two
+    of them equal makes them one, and of their names one is lost; their places stay.
     cache_channels: elements of type cache_type that hold one row of a head: D, or D / 2 where two codes
     share a byte.
     """
@@ -25,6 +28,7 @@ class LayerSpec:
     past_value: str
     present_key: str
     present_value: str
+    present_outputs: tuple[int, int]
     kv_num_heads: int
     head_size: int
     cache_channels: int
@@ -61,7 +65,8 @@ def read_spec(model: ov.Model) -> ModelSpec:
             "the model has no GroupQueryAttention; export it with a builder that emits the contrib op "
             "(onnxruntime-genai's does)"
         )
-    layers = tuple(_read_layer(index, gqa) for index, gqa in enumerate(in_layer_order(gqas)))
+    places = {name: place for place, output in enumerate(model.outputs) for name in output.get_names()}
+    layers = tuple(_read_layer(index, gqa, places) for index, gqa in enumerate(in_layer_order(gqas)))
     check_caches(gqas)
     _check_ports(model, gqas)
     check_mask_use(model, gqas)
@@ -98,7 +103,7 @@ def _check_ports(model: ov.Model, gqas: list[GQANode]) -> None:
             )
 
 
-def _read_layer(index: int, gqa: GQANode) -> LayerSpec:
+def _read_layer(index: int, gqa: GQANode, places: Mapping[str, int]) -> LayerSpec:
     past_key, past_value = (_past_port(gqa, source) for source in (gqa.past_key, gqa.past_value))
     present_key, present_value = (_present_port(gqa, port) for port in (1, 2))
     return LayerSpec(
@@ -108,6 +113,7 @@ def _read_layer(index: int, gqa: GQANode) -> LayerSpec:
         past_value=past_value,
         present_key=present_key,
         present_value=present_value,
+        present_outputs=(places[present_key], places[present_value]),
         kv_num_heads=gqa.kv_num_heads,
         head_size=gqa.head_size,
         cache_channels=gqa.cache_channels,

@@ -58,3 +58,22 @@ def with_last_logits_only(model: ModelProto) -> None:
     head = model.graph.node.pop()
     model.graph.node.append(helper.make_node("Gather", [head.input[0], "last_row"], ["row"], axis=1))
     model.graph.node.append(helper.make_node("MatMul", ["row", "head"], ["logits"]))
+
+
+def with_shared_rows(model: ModelProto) -> None:
+    """The second layer attends over the keys and values of the first, in a cache of its own."""
+    first, second = attention(model)[:2]
+    packed = next(node for node in model.graph.node if node.output[0] == second.input[0])
+    model.graph.node.remove(packed)
+    second.input[0] = first.input[0]
+
+
+def of_float16(model: ModelProto) -> None:
+    """Weights, ports and so the computation in float16."""
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT:
+            half = numpy_helper.to_array(tensor).astype(np.float16)
+            tensor.CopyFrom(numpy_helper.from_array(half, tensor.name))
+    for port in (*model.graph.input, *model.graph.output):
+        if port.type.tensor_type.elem_type == TensorProto.FLOAT:
+            port.type.tensor_type.elem_type = TensorProto.FLOAT16

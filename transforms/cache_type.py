@@ -6,6 +6,7 @@ import openvino as ov
 import openvino.opset13 as ops
 from openvino.passes import ModelPass
 
+from transforms.attention_parts import convert_results
 from transforms.errors import DecompositionError
 from transforms.gqa_node import GQANode, find_gqa, read_gqa
 
@@ -34,7 +35,7 @@ class ConvertCache(ModelPass):
             for port in (3, 4):
                 self.changed += _convert_past(gqa, port, cache_type)
             for present in gqa.node.outputs()[1:]:
-                _convert_present(present, cache_type)
+                convert_results(present, cache_type)
         if self.changed:
             model.validate_nodes_and_infer_types()
         return self.changed > 0
@@ -62,15 +63,3 @@ def _convert_past(gqa: GQANode, port: int, cache_type: ov.Type) -> int:
     converted = ops.convert(parameter, gqa.element_type.get_type_name())
     gqa.node.input(port).replace_source_output(converted.output(0))
     return 1
-
-
-def _convert_present(present: ov.Output, cache_type: ov.Type) -> None:
-    if present.get_element_type() == cache_type:
-        return
-    names = present.get_names()
-    for target in present.get_target_inputs():
-        if target.get_node().get_type_name() == "Result":
-            converted = ops.convert(present, cache_type.get_type_name()).output(0)
-            present.get_tensor().set_names(set())
-            target.replace_source_output(converted)
-            converted.get_tensor().add_names(names)
