@@ -246,7 +246,7 @@ class _Sizes:
 def _lower(model: ov.Model) -> _Sizes:
     """Bring a model of the caller's own to the stateful form, in place."""
     names = {port.get_any_name() for port in model.inputs}
-    if not find_gqa(model) and names == _STATEFUL_INPUTS:
+    if names == _STATEFUL_INPUTS and not find_gqa(model):
         width = model.output("logits").get_partial_shape()[2].get_length()
         return _Sizes(vocab_size=width, num_embeddings=width, max_positions=None)
     spec = read_spec(model)
