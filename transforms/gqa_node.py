@@ -10,9 +10,10 @@ from openvino.op import if_op, loop, tensor_iterator
 from transforms.cache_quantization import CacheInputs, CacheQuantization, read_quantization, stored_channels
 from transforms.errors import DecompositionError
 from transforms.gqa_rules import (
-    check_finite_sink,
     check_heads,
     check_shapes,
+    check_sink,
+    check_table_type,
     check_window,
     refuse_unsupported_attributes,
 )
@@ -170,7 +171,7 @@ def read_gqa(node: Node) -> GQANode:
     head_size = check_shapes(name, query, num_heads, key, value, kv_num_heads)
     window, causal = int(attributes["local_window_size"]), bool(attributes.get("causal", True))
     check_window(name, window, causal)
-    check_finite_sink(name, inputs[Port.HEAD_SINK])
+    check_sink(name, inputs[Port.HEAD_SINK], num_heads)
     past_key, past_value = (_required(name, inputs, port) for port in (Port.PAST_KEY, Port.PAST_VALUE))
     cache = CacheInputs(
         past_key=past_key,
@@ -199,7 +200,7 @@ def read_gqa(node: Node) -> GQANode:
         seqlens_k=_required(name, inputs, Port.SEQLENS_K),
         head_sink=inputs[Port.HEAD_SINK],
         attention_bias=inputs[Port.ATTENTION_BIAS],
-        rotary=_read_rotary(name, inputs, attributes, head_size),
+        rotary=_read_rotary(name, inputs, attributes, query),
         quantization=read_quantization(name, attributes, cache),
     )
 
@@ -235,7 +236,7 @@ def _refuse_unsupported_inputs(name: str, inputs: list[Output | None]) -> None:
 
 
 def _read_rotary(
-    name: str, inputs: list[Output | None], attributes: dict[str, object], head_size: int
+    name: str, inputs: list[Output | None], attributes: dict[str, object], query: Output
 ) -> RotaryInputs | None:
     if not attributes.get("do_rotary", False):
         return None
@@ -248,6 +249,9 @@ def _read_rotary(
             f"{name}: cos_cache {shape} and sin_cache {sin_cache.get_partial_shape()}; "
             "both must be [positions, R] with the same static R"
         )
+    for label, table in (("cos_cache", cos_cache), ("sin_cache", sin_cache)):
+        check_table_type(name, label, table, query.get_element_type())
+    head_size = query.get_partial_shape()[3].get_length()
     if 2 * shape[1].get_length() > head_size:
         raise DecompositionError(
             f"{name}: the rotary tables have {shape[1].get_length()} columns; "

@@ -21,10 +21,13 @@ def refuse_unsupported_attributes(name: str, attributes: dict[str, object]) -> N
         raise DecompositionError(f"{name}: scale={scale}; a finite number is needed, 0 is 1 / sqrt(D)")
 
 
-def check_finite_sink(name: str, head_sink: Output | None) -> None:
-    """The logits that are known before the graph runs."""
+def check_sink(name: str, head_sink: Output | None, num_heads: int) -> None:
+    """H logits; finite where they are known before the graph runs."""
     if head_sink is None:
         return
+    shape = head_sink.get_partial_shape()
+    if shape.is_static and math.prod(shape.to_shape()) != num_heads:
+        raise DecompositionError(f"{name}: head_sink has shape {shape}; {num_heads} elements are needed")
     node = head_sink.get_node()
     if node.get_type_name() == "Convert":
         node = node.input_value(0).get_node()
@@ -83,6 +86,15 @@ def check_shapes(
         )
     length: int = head_size.get_length()
     return length
+
+
+def check_table_type(name: str, label: str, table: Output, element_type: ov.Type) -> None:
+    """A rotary table is multiplied with rows of the query's type."""
+    if table.get_element_type() != element_type:
+        raise DecompositionError(
+            f"{name}: {label} is {table.get_element_type()}, query is {element_type}; convert it to the "
+            "query's type"
+        )
 
 
 def check_window(name: str, window: int, causal: bool) -> None:
