@@ -31,10 +31,10 @@ def tokens_in_attention_mask(sequence_length: int) -> BlockTokens:
     def build(model: ov.Model) -> Output:
         mask = _attention_mask(model)
         length = mask.get_shape()[1]
-        if length < sequence_length:
+        if not 1 <= sequence_length <= length:
             raise DecompositionError(
                 f"attention_mask has {length} entries for a block of {sequence_length}; "
-                "its last entries are those of the block"
+                "its last entries are those of the block, at least 1"
             )
         tail = ops.slice(mask, i64([length - sequence_length]), i64([length]), i64([1]), i64([1]))
         return ops.reduce_sum(tail, i64([1]), False).output(0)

@@ -244,6 +244,14 @@ def test_a_token_count_that_is_none(block_tokens: BlockTokens, message: str) -> 
     refuse(read_layers([gqa]), message, block_tokens=block_tokens)
 
 
+@pytest.mark.parametrize("rows", [0, 8])
+def test_a_block_that_the_mask_does_not_hold(rows: int) -> None:
+    mask = ops.parameter([1, 7], ov.Type.i64, "attention_mask")
+    mask.output(0).get_tensor().set_names({"attention_mask"})
+    with pytest.raises(DecompositionError, match=f"attention_mask has 7 entries for a block of {rows}"):
+        tokens_in_attention_mask(rows)(ov.Model([ops.relu(mask)], [mask]))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
