@@ -1,8 +1,8 @@
-"""What a graph around its attention ops must not do, because in a static buffer it would answer wrong.
+"""What a graph around its attention ops does with caches, attention_mask and positions.
 
-Three things are read differently there: a cache is a buffer of the host's for one attention (not shared, not
-read by anything else), attention_mask has as many entries as there are slots (not T), and a table of
-positions is never longer than it is.
+Some of it would answer wrong in a static graph: there a cache is a buffer that the host keeps for one
+attention alone, attention_mask has an entry for every slot instead of T, and a position beyond a table reads
+zeros.
 """
 
 import re
@@ -12,7 +12,7 @@ import openvino as ov
 from openvino import Node, Output
 
 from npusim.errors import ModelError
-from transforms import GQANode
+from transforms import GQANode, node_label
 from transforms.gqa_node import GQA_TYPE, Port
 
 _SAME_VALUES = ("Convert", "Reshape", "Squeeze", "Unsqueeze")
@@ -144,7 +144,7 @@ def _first_use(source: Output) -> str | None:
             if node.get_type_name() == GQA_TYPE:
                 port = Port(target.get_index())
                 if port is not Port.TOTAL_SEQUENCE_LENGTH:
-                    return f"{port.name.lower()} of {node.get_friendly_name()}"
+                    return f"{port.name.lower()} of {node_label(node)}"
             elif node.get_type_name() == "Result":
                 return f"the model output {node.input_value(0).get_any_name()}"
             elif node.get_name() not in seen:

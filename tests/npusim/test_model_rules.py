@@ -94,7 +94,7 @@ REFUSED: dict[str, tuple[Edit, str]] = {
     ),
     "length of the mask": (
         with_length_of_the_mask,
-        "seqlens_k of .* is computed from the length of attention_mask, which .* counts slots",
+        r"seqlens_k of attention\.\d is computed from the length of attention_mask, which .* counts slots",
     ),
     "inside an If": (
         inside_an_if,
