@@ -5,10 +5,10 @@ import shutil
 from pathlib import Path
 
 import openvino as ov
+import pytest
 
 import npusim
 from npusim.cli.config_help import settings_table
-from transforms import StaticShapes
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -22,24 +22,40 @@ def op_types(model: ov.Model) -> list[str]:
     return [node.get_type_name() for node in model.get_ordered_ops()]
 
 
-def test_the_library_example_runs(tmp_path, monkeypatch):
-    shutil.copy(ROOT / "tests" / "models" / "llama.onnx", tmp_path / "model.onnx")
+@pytest.fixture(autouse=True)
+def models_of_the_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = ROOT / "npusim" / "models"
+    shutil.copy(models / "swa_target.onnx", tmp_path / "model.onnx")
+    shutil.copy(models / "swa_draft.onnx", tmp_path / "draft.onnx")
     monkeypatch.chdir(tmp_path)
+
+
+def run(block: str) -> dict[str, object]:
+    """Run an example as it stands; its names afterwards."""
     names: dict[str, object] = {}
-    before_generate = python_blocks()[0].replace("npusim.generate", "generated = npusim.generate")
-    exec(before_generate.replace("request.trim(3)", "trimmed = request.trim(3)"), names)
-    assert names["trimmed"] == 1
+    exec(block, names)
+    return names
+
+
+def test_the_library_example_runs() -> None:
+    names = run(python_blocks()[0])
     assert names["logits"].shape == (1, 1, 259)
-    assert len(names["generated"]) == 20
+    assert names["request"].num_stored_tokens == 22
     assert isinstance(names["compiled"], npusim.CompiledLLM)
 
 
-def test_the_pass_example_lowers_every_node():
-    model = ov.Core().read_model(ROOT / "tests" / "models" / "llama.onnx")
-    StaticShapes(sequence_length=2, past_length=7, attention_length=9).run_on_model(model)
-    exec(python_blocks()[1], {"model": model})
+def test_the_speculative_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    names = run(python_blocks()[1])
+    assert len(names["result"].tokens) == 40
+    assert names["result"].tokens_per_target_step > 1.5
+    assert len(capsys.readouterr().out.splitlines()) == len(names["result"].steps) + 1
+
+
+def test_the_pass_example_lowers_every_node() -> None:
+    model = run(python_blocks()[2])["model"]
     assert "GroupQueryAttention" not in op_types(model)
     assert op_types(model).count("ScaledDotProductAttention") == 4
+    assert model.input("attention_mask").shape == [1, 35]
 
 
 def test_the_settings_are_those_of_the_configuration():
