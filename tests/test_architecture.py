@@ -12,9 +12,9 @@ ROOT = Path(__file__).parents[1]
 
 # From the bottom to the top: a part imports parts of lower lines alone. A new part needs a place here.
 LINES = (
-    ("errors", "stage", "tensor_slice", "byte_vocabulary", "cache_element", "config_choices"),
-    ("layout", "npuw_profile", "config_values", "byte_tokenizer"),
-    ("config", "model_spec", "onnx_attention", "reference", "trace"),
+    ("errors", "stage", "byte_vocabulary", "cache_element", "config_choices"),
+    ("layout", "npuw_profile", "config_values", "byte_tokenizer", "tensor_slice"),
+    ("finite_rows", "config", "model_spec", "onnx_attention", "reference", "trace"),
     ("kv_manager", "npuw_config", "probe_model"),
     ("cache_plan",),
     ("static_graph",),

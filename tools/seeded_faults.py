@@ -113,8 +113,8 @@ FAULTS = (
     Fault(
         name="trim one too few",
         file="npusim/kv_manager.py",
-        old="self._committed, self._pending = start, None",
-        new="self._committed, self._pending = min(start + 1, self._committed), None",
+        old="self._write(start, rows)",
+        new="self._write(min(start + 1, self._committed), rows)",
     ),
     Fault(
         name="ring slot off by one",
