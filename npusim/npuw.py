@@ -22,7 +22,7 @@ from npusim.npuw_config import NPUWConfig, read_config
 from npusim.npuw_profile import NPUWLengths
 from npusim.stage import Stage
 from npusim.static_graph import LogitsArray
-from npusim.step_inputs import StepInputs, TensorLike, read_step
+from npusim.step_inputs import StepInputs, TensorLike, check_step, named_inputs, read_step
 from transforms import DecompositionError, find_gqa
 from transforms.stateful import StatefulGQA
 
@@ -146,7 +146,8 @@ class NPUWInferRequest:
 
         Raises InputError, CapacityError or TrimError before anything changes.
         """
-        step = read_step(inputs, num_stored_tokens=self._stored, num_embeddings=self._sizes.num_embeddings)
+        step = read_step(named_inputs(inputs), num_stored_tokens=self._stored)
+        check_step(step, num_stored_tokens=self._stored, num_embeddings=self._sizes.num_embeddings)
         self._check(step)
         if step.stage is Stage.GENERATE and step.start == 0:
             self._renew()  # what an earlier conversation left in the mask would be seen

@@ -5,10 +5,11 @@ import pytest
 from model_files import READABLE
 
 import npusim
-from npusim.errors import CapacityError, TrimError
+from npusim.errors import CapacityError, InputError, TrimError
 from npusim.replay import replay
 from npusim.speculative import Scripted, generate
 from npusim.stage import Stage
+from npusim.static_graph import StaticGraph
 from npusim.trace import StepRecord, WindowRecord
 
 
@@ -84,6 +85,51 @@ def test_a_replay_reproduces_a_request_bit_for_bit(
     generate(used, [1, 2, 3], max_new_tokens=12)
     assert replay(records, used).difference is None
     assert replay(records, eager.create_infer_request()).difference is None, "commit is not seen from outside"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "positions"),
+    [
+        ({"position_ids": [[6, 7]]}, (6, 7)),
+        ({"position_ids": [[5, 9]]}, (5, 9)),
+        ({"position_ids": [[-1, 0]]}, (-1, 0)),
+        ({"attention_mask": [[1, 1]]}, (5, 6)),
+        ({"input_ids": [[4, 10**6]]}, (5, 6)),
+    ],
+)
+def test_a_refused_call_leaves_a_record_of_what_was_given(
+    eager: npusim.CompiledLLM, inputs: dict[str, list[list[int]]], positions: tuple[int, ...]
+) -> None:
+    records: list[StepRecord] = []
+    request = eager.create_infer_request()
+    request.infer({"input_ids": [PROMPT]})
+    request.step_listener = records.append
+    given = {"input_ids": [[4, 5]], **inputs}
+    with pytest.raises(InputError):
+        request.infer(given)
+    (record,) = records
+    assert (record.error, record.tokens) == ("InputError", tuple(given["input_ids"][0]))
+    assert (record.positions, record.windows, record.logits_sha256) == (positions, (), "")
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_call_that_fails_inside_leaves_a_record(
+    eager: npusim.CompiledLLM, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    def fail(_graph: StaticGraph) -> None:
+        raise error("the device is gone")
+
+    records: list[StepRecord] = []
+    request = eager.create_infer_request()
+    request.step_listener = records.append
+    request.infer({"input_ids": [PROMPT]})
+    with monkeypatch.context() as patched:
+        patched.setattr(StaticGraph, "run", fail)
+        with pytest.raises(error, match="the device is gone"):
+            request.infer({"input_ids": [[4, 5]]})
+    request.infer({"input_ids": [[4, 5]]})
+    assert [record.error for record in records] == ["", error.__name__, ""]
+    assert [record.positions for record in records[1:]] == [(5, 6)] * 2
 
 
 def test_a_trim_that_is_refused_once_is_refused_in_the_replay() -> None:
