@@ -9,7 +9,7 @@ import numpy as np
 
 from npusim.errors import InputError, TrimError
 from npusim.finite_rows import check_finite
-from npusim.layout import CommitPolicy, Layout
+from npusim.layout import CommitPolicy, Layout, takes_back_blocks
 from npusim.tensor_slice import Array, make_tensor_slice
 
 ROWS = 2
@@ -104,6 +104,13 @@ class KVManager:
         if not self._is_length(num_tokens):
             return False
         return num_tokens >= self._committed or not self._layers_that_cannot_trim(num_tokens)
+
+    def takes_back_blocks(self, *, block_size: int, num_tokens: int) -> bool:
+        """Whether all but the first row of the newest block can go at every length up to num_tokens."""
+        return self._commit_policy is CommitPolicy.DEFERRED or all(
+            takes_back_blocks(group.layout, block_size=block_size, num_tokens=num_tokens)
+            for group in self._largest
+        )
 
     def check_trim(self, num_tokens: int) -> None:
         """TrimError, naming the layers, unless `can_trim`."""

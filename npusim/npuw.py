@@ -161,7 +161,9 @@ class NPUWInferRequest:
 
     def can_trim(self, num_tokens: int) -> bool:
         """Whether NPUW can go back to `num_tokens` tokens and be right; never raises."""
-        return num_tokens == 0 or self._earliest <= num_tokens <= self._stored
+        if not self._is_length(num_tokens):
+            return False
+        return num_tokens == 0 or num_tokens >= self._earliest
 
     def trim(self, num_tokens: int) -> int:
         """Keep the first `num_tokens` tokens; return how many were removed.
@@ -222,9 +224,14 @@ class NPUWInferRequest:
             )
         self._check_trim(step.start)
 
+    def _is_length(self, num_tokens: int) -> bool:
+        return isinstance(num_tokens, int | np.integer) and 0 <= num_tokens <= self._stored
+
     def _check_trim(self, num_tokens: int) -> None:
-        if not 0 <= num_tokens <= self._stored:
-            raise TrimError(f"trim to {num_tokens} tokens, {self._stored} are stored; keep 0..{self._stored}")
+        if not self._is_length(num_tokens):
+            raise TrimError(
+                f"trim to {num_tokens} tokens, {self._stored} are stored; keep an integer 0..{self._stored}"
+            )
         if self.can_trim(num_tokens):
             return
         raise TrimError(

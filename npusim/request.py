@@ -155,6 +155,13 @@ class LLMInferRequest:
         """Whether `trim(num_tokens)` would be exact; never raises."""
         return self.kv.can_trim(num_tokens)
 
+    def takes_back_blocks(self, *, block_size: int, num_tokens: int) -> bool:
+        """Whether every rewind inside the newest block of up to block_size tokens is exact.
+
+        At every length up to num_tokens, and at least the block's first token is kept.
+        """
+        return self.kv.takes_back_blocks(block_size=block_size, num_tokens=num_tokens)
+
     def trim(self, num_tokens: int) -> int:
         """Keep the first num_tokens tokens of the conversation; return how many were removed.
 

@@ -117,9 +117,9 @@ def test_oracles_share_nothing_with_what_they_judge(helper: str) -> None:
 
 @pytest.mark.parametrize("module", modules("npusim/speculative"))
 def test_the_harness_works_on_any_request(module: str) -> None:
-    """It knows the interface and not the simulator behind it."""
+    """It knows the interface and the records of calls, and not the simulator behind them."""
     inside = {part_of(name) for name in imports(ALL[module]) if top(name) in ("npusim", "transforms")}
-    assert inside <= {"speculative", "errors"}
+    assert inside <= {"speculative", "errors", "trace"}
 
 
 @pytest.mark.parametrize("module", modules("npusim"))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layout_sim import Simulation, fed, linear, ring, rolling, windowed_layouts
 
-from npusim.layout import Layout, RingLayout, RollingLayout
+from npusim.layout import Layout, RingLayout, RollingLayout, takes_back_blocks
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
@@ -71,6 +71,19 @@ def test_rolling_trim_follows_the_resident_counts() -> None:
         for k in range(stored):
             expected = counts[stored - k] == counts[stored] - k
             assert layout.can_trim(stored, stored + 3, stored - k) is expected
+
+
+@pytest.mark.parametrize(
+    "layout", [rolling(4, 4), rolling(6, 4), rolling(9, 2), ring(3, 4), ring(5, 4), ring(7, 4), linear(24, 3)]
+)
+def test_taking_blocks_back_is_said_of_every_length(layout: Layout) -> None:
+    for block_size, num_tokens in itertools.product(range(1, 6), range(1, 25)):
+        expected = all(
+            layout.can_trim(stored, stored, num_kept)
+            for stored in range(block_size, num_tokens + 1)
+            for num_kept in range(stored - block_size + 1, stored)
+        )
+        assert takes_back_blocks(layout, block_size=block_size, num_tokens=num_tokens) is expected
 
 
 def test_a_ring_rewound_twice_remembers_how_far_it_was_written() -> None:
