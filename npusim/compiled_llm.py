@@ -10,6 +10,7 @@ from npusim.config import LLMConfig
 from npusim.config_choices import Execution, PrefillHint
 from npusim.config_values import ConfigValue
 from npusim.graphs import lower_block, lower_whole_prefill, with_attention_taps
+from npusim.memory import check_memory
 from npusim.model_spec import ModelSpec, read_model, read_spec
 from npusim.request import LLMInferRequest
 from npusim.static_graph import COMPILE_PROPERTIES
@@ -32,6 +33,7 @@ class CompiledLLM:
         self.spec: ModelSpec = read_spec(model)
         self.config = config.fitted(self.spec.max_positions)
         self.caches: tuple[LayerCache, ...] = plan_caches(self.spec, self.config)
+        check_memory(self.caches, self.config)
         self.prefill_model = self._lower_prefill(model)
         self.variants: dict[int, tuple[LayerCache, ...]] = {
             capacity: tuple(with_capacity(cache, capacity) for cache in self.caches)

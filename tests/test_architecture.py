@@ -17,7 +17,7 @@ LINES = (
     ("finite_rows", "config", "model_spec", "onnx_attention", "reference", "trace"),
     ("kv_manager", "npuw_config", "probe_model"),
     ("cache_plan",),
-    ("static_graph",),
+    ("memory", "static_graph"),
     ("graphs", "sanitizer", "step_inputs"),
     ("step_recorder", "npuw"),
     ("request", "npuw_probe"),
