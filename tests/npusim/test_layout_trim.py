@@ -86,6 +86,18 @@ def test_taking_blocks_back_is_said_of_every_length(layout: Layout) -> None:
         assert takes_back_blocks(layout, block_size=block_size, num_tokens=num_tokens) is expected
 
 
+@pytest.mark.parametrize("window", [1, 2, 4])
+@pytest.mark.parametrize("slack", [0, 1, 3])
+def test_a_ring_is_trimmed_by_the_rule_and_nothing_stricter(window: int, slack: int) -> None:
+    capacity = max(1, window - 1 + slack)
+    layout = ring(capacity, window)
+    for high_water in range(15):
+        for stored in range(high_water + 1):
+            for m in range(stored):
+                rule = m == 0 or max(0, m - window + 1) >= high_water - capacity
+                assert layout.can_trim(stored, high_water, m) is rule
+
+
 def test_a_ring_rewound_twice_remembers_how_far_it_was_written() -> None:
     simulation = fed(ring(7, 4), [12])
     assert [m for m in range(13) if simulation.layout.can_trim(12, 12, m)] == [0, 8, 9, 10, 11, 12]
