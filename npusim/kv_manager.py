@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 import numpy as np
 
@@ -159,7 +159,10 @@ class KVManager:
         self.groups = arranged
 
     def settle(self, start: int) -> None:
-        """Write what is held back up to position `start`; what lies beyond stays held until `commit`."""
+        """Write what is held back up to position `start`; what lies beyond stays held until `commit`.
+
+        Raises ModelError, before anything changes, where a row to be written is not finite.
+        """
         pending = self._pending
         if pending is None:
             return
@@ -172,12 +175,9 @@ class KVManager:
     def commit(self, start: int, rows: BlockRows) -> None:
         """End a step whose block began at `start`: forget what lay beyond, take the block's rows.
 
-        Raises ModelError for rows that are not finite, InputError for those that do not fit the buffers, both
-        before anything changes.
+        Raises ModelError for rows to be written that are not finite, InputError for rows that do not fit the
+        buffers, both before anything changes.
         """
-        for group, new in zip(self.groups, rows.arrays, strict=True):
-            real = make_tensor_slice(new, ROWS, rows.first, rows.first + rows.length)
-            check_finite(group.layers, real, start)
         match self._commit_policy:
             case CommitPolicy.EAGER:
                 self._write(start, rows)
@@ -219,10 +219,10 @@ class KVManager:
         All that can fail is done before the first row is written: half of the layers with rows moved would be
         a cache that answers wrong.
         """
-        planned = [
-            _plan_copies(group, new, start, rows) for group, new in zip(self.groups, rows.arrays, strict=True)
-        ]
-        for copy in itertools.chain(*planned):
+        copies: list[_Copy] = []
+        for group, new in zip(self.groups, rows.arrays, strict=True):
+            copies += _plan_copies(group, new, start, rows)
+        for copy in copies:
             copy.target[...] = copy.source
             self.rows_moved += copy.rows_moved
         self._committed = start + rows.length
@@ -230,8 +230,7 @@ class KVManager:
         self._touched = max(self._touched, self._committed)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class _Copy:
+class _Copy(NamedTuple):
     """Rows that go to a place in a buffer. rows_moved: how many of them were in the buffer before."""
 
     target: Array
@@ -253,11 +252,12 @@ def _plan_copies(group: CacheGroup, new: Array, start: int, rows: BlockRows) -> 
         first = rows.first + write.row
         target = make_tensor_slice(group.past, ROWS, write.slot, write.slot + write.length)
         source = make_tensor_slice(new, ROWS, first, first + write.length)
-        if (source.shape, source.dtype) != (target.shape, target.dtype):
+        if source.shape != target.shape or source.dtype != target.dtype:
             raise InputError(
                 f"layers {list(group.layers)}: rows {list(source.shape)} of {source.dtype} do not fit "
                 f"{list(target.shape)} slots of {target.dtype}"
             )
+        check_finite(group.layers, source, start + write.row)
         copies.append(_Copy(target=target, source=source))
     return copies
 

@@ -140,9 +140,9 @@ class LLMInferRequest:
         `inputs` hold for this call alone and go before what `set_tensor` set. With share_outputs the logits
         are a view that the next call overwrites.
 
-        Raises InputError, CapacityError or TrimError before anything changes. ModelError, where a new KV row
-        is infinite or NaN, and an exception of the runtime leave the state of the last completed step (for a
-        prefill, of the last chunk).
+        Raises InputError, CapacityError or TrimError before anything changes. ModelError, where a KV row that
+        is to be stored is infinite or NaN, and an exception of the runtime leave the state of the last
+        completed step (for a prefill, of the last chunk).
         """
         given = self._tensors if inputs is None else {**self._tensors, **named_inputs(inputs)}
         step = read_step(given, num_stored_tokens=self.kv.num_stored_tokens)

@@ -20,16 +20,12 @@ Port: TypeAlias = ov.Output | ov.ConstOutput
 
 @dataclass(frozen=True, eq=False)
 class StepInputs:
-    """One call as given: tokens [n], their positions [n], and attention_mask [T] or None."""
+    """One call as given: tokens [n], their positions [n] from `start` on, attention_mask [T] or None."""
 
     tokens: TokenArray
+    start: int
     positions: TokenArray
     attention_mask: TokenArray | None = None
-
-    @property
-    def start(self) -> int:
-        """Position of the first token."""
-        return int(self.positions[0])
 
     @property
     def stage(self) -> Stage:
@@ -40,10 +36,12 @@ class StepInputs:
 
 def tensor_name(key: object, known: tuple[str, ...]) -> str:
     """Which of the known names a name or a port of a model is; InputError where it is none of them."""
-    names = key.get_names() if isinstance(key, Port) else (key,)
-    for name in known:
-        if name in names:
-            return name
+    if isinstance(key, str) and key in known:
+        return key
+    if isinstance(key, Port):
+        for name in known:
+            if name in key.get_names():
+                return name
     raise InputError(f"unknown input {key!r}; inputs are {', '.join(INPUT_NAMES)}")
 
 
@@ -76,13 +74,13 @@ def read_step(inputs: Mapping[str, TensorLike], *, num_stored_tokens: int) -> St
     tokens = _read_row("input_ids", inputs["input_ids"])
     if tokens.size == 0:
         raise InputError("input_ids is empty; a call needs at least 1 token")
-    positions = num_stored_tokens + np.arange(len(tokens))
+    positions = np.arange(num_stored_tokens, num_stored_tokens + len(tokens))
     if "position_ids" in inputs:
         positions = _read_row("position_ids", inputs["position_ids"])
     if len(positions) != len(tokens):
         raise InputError(f"position_ids has {len(positions)} entries for {len(tokens)} tokens; give one each")
     mask = _read_row("attention_mask", inputs["attention_mask"]) if "attention_mask" in inputs else None
-    return StepInputs(tokens, positions, mask)
+    return StepInputs(tokens, int(positions[0]), positions, mask)
 
 
 def check_step(step: StepInputs, *, num_stored_tokens: int, num_embeddings: int) -> None:
@@ -91,7 +89,7 @@ def check_step(step: StepInputs, *, num_stored_tokens: int, num_embeddings: int)
     if lowest < 0 or highest >= num_embeddings:
         bad = lowest if lowest < 0 else highest
         raise InputError(f"input_ids contains {bad}; token ids are 0..{num_embeddings - 1}")
-    _check_positions(step.positions, num_stored_tokens)
+    _check_positions(step, num_stored_tokens)
     if step.attention_mask is not None:
         _check_attention_mask(step.attention_mask, step.start, len(step.tokens))
 
@@ -117,8 +115,8 @@ def _as_array(name: str, value: TensorLike) -> npt.NDArray[np.generic]:
         raise InputError(f"{name} is no array: {error}; [1, tokens] integers are needed") from error
 
 
-def _check_positions(positions: TokenArray, num_stored_tokens: int) -> None:
-    start, length = int(positions[0]), len(positions)
+def _check_positions(step: StepInputs, num_stored_tokens: int) -> None:
+    start, length = step.start, len(step.tokens)
     if start < 0:
         raise InputError(f"position_ids begins at {start}; positions are 0 or more")
     if start > num_stored_tokens:
@@ -126,9 +124,9 @@ def _check_positions(positions: TokenArray, num_stored_tokens: int) -> None:
             f"position_ids begins at {start}, but {num_stored_tokens} tokens are stored: positions "
             f"{num_stored_tokens}..{start - 1} would be a gap; begin at {num_stored_tokens} or before"
         )
-    if length > 1 and not np.array_equal(positions, np.arange(start, start + length)):
+    if length > 1 and not np.array_equal(step.positions, np.arange(start, start + length)):
         raise InputError(
-            f"position_ids {positions.tolist()[:8]} are not consecutive; "
+            f"position_ids {step.positions.tolist()[:8]} are not consecutive; "
             f"a block at {start} has positions {start}..{start + length - 1}"
         )
 

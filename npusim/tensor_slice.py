@@ -1,7 +1,5 @@
 """The only way rows are written: a view that cannot leave its tensor."""
 
-from operator import index
-
 import numpy as np
 import numpy.typing as npt
 
@@ -17,14 +15,13 @@ def make_tensor_slice(tensor: Array, axis: int, start: int, stop: int) -> Array:
     there: numpy clips a slice that leaves an array, and a clipped row is a row lost in silence.
     """
     try:
-        axis, start, stop = index(axis), index(start), index(stop)
+        if not 0 <= axis < tensor.ndim:
+            raise SliceError(f"slice of axis {axis}; a tensor {list(tensor.shape)} has 0..{tensor.ndim - 1}")
+        length = tensor.shape[axis]
+        if not 0 <= start <= stop <= length:
+            raise SliceError(
+                f"slice [{start}, {stop}) of axis {axis}, which has {length} rows; give 0..{length}, in order"
+            )
+        return tensor[(slice(None),) * axis + (slice(start, stop),)]
     except TypeError as error:
         raise SliceError(f"slice [{start!r}, {stop!r}) of axis {axis!r}: {error}; give integers") from error
-    if not 0 <= axis < tensor.ndim:
-        raise SliceError(f"a slice of axis {axis}; a tensor {list(tensor.shape)} has 0..{tensor.ndim - 1}")
-    length = tensor.shape[axis]
-    if not 0 <= start <= stop <= length:
-        raise SliceError(
-            f"slice [{start}, {stop}) of axis {axis}, which has {length} rows; give 0..{length}, in order"
-        )
-    return tensor[(slice(None),) * axis + (slice(start, stop),)]

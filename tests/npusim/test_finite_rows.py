@@ -32,9 +32,8 @@ class LoudModel(TinyModel):
 MODEL = LoudModel()
 
 
-def refuse(request: LLMInferRequest, tokens: list[int], start: int) -> None:
+def refuse(request: LLMInferRequest, tokens: list[int], start: int, position: int) -> None:
     stored = request.num_stored_tokens
-    position = start + tokens.index(LOUD)
     message = rf"layer 0: the key of position {position} is infinite .* end at 65504; .* use NPUSIM_KV_PREC"
     with pytest.raises(ModelError, match=message):
         feed(request, tokens, start)
@@ -42,17 +41,31 @@ def refuse(request: LLMInferRequest, tokens: list[int], start: int) -> None:
 
 
 @pytest.mark.parametrize("sanitize", ["NO", "YES"])
-@pytest.mark.parametrize("commit", ["EAGER", "DEFERRED"])
 @pytest.mark.parametrize("layout", ["LINEAR", "ROLLING", "RING", "GATHERED"])
-def test_a_token_that_overflows_leaves_nothing_behind(layout: str, commit: str, sanitize: str) -> None:
-    request = new_request(MODEL, precision="F16", layout=layout, commit=commit, sanitize=sanitize)
+def test_a_token_that_overflows_leaves_nothing_behind(layout: str, sanitize: str) -> None:
+    request = new_request(MODEL, precision="F16", layout=layout, sanitize=sanitize)
     feed(request, PROMPT, 0)
-    refuse(request, [9, LOUD, 3], 7)
+    refuse(request, [9, LOUD, 3], 7, 8)
     for start, block in ((7, [9, 10]), (9, [11, 12])):
         logits = feed(request, block, start)
     assert error_of(MODEL, logits, [*PROMPT, 9, 10, 11, 12]) < CLOSE
-    refuse(request, [2, LOUD], 0)  # as the prompt of the next conversation
+    refuse(request, [2, LOUD], 0, 1)  # as the prompt of the next conversation
     assert error_of(MODEL, feed(request, [9], 11), [*PROMPT, 9, 10, 11, 12, 9]) < CLOSE
+    assert error_of(MODEL, feed(request, PROMPT[:3], 0), PROMPT[:3]) < CLOSE
+    assert error_of(MODEL, feed(request, [9, 10], 3), [*PROMPT[:3], 9, 10]) < CLOSE
+
+
+@pytest.mark.parametrize("sanitize", ["NO", "YES"])
+@pytest.mark.parametrize("layout", ["LINEAR", "ROLLING", "RING", "GATHERED"])
+def test_a_row_held_back_is_refused_when_it_is_to_be_written(layout: str, sanitize: str) -> None:
+    request = new_request(MODEL, precision="F16", layout=layout, sanitize=sanitize, commit="DEFERRED")
+    feed(request, PROMPT, 0)
+    feed(request, [9, LOUD, 3], 7)
+    refuse(request, [4], 10, 8)
+    refuse(request, [4], 9, 8)
+    assert error_of(MODEL, feed(request, [10, 11], 8), [*PROMPT, 9, 10, 11]) < CLOSE  # rejected: no harm
+    feed(request, [2, LOUD], 0)
+    refuse(request, [4], 2, 1)
     assert error_of(MODEL, feed(request, PROMPT[:3], 0), PROMPT[:3]) < CLOSE
     assert error_of(MODEL, feed(request, [9, 10], 3), [*PROMPT[:3], 9, 10]) < CLOSE
 
