@@ -13,7 +13,8 @@ import openvino as ov
 from npusim import byte_vocabulary
 from npusim.byte_tokenizer import build_detokenizer, build_tokenizer
 from npusim.errors import ConfigError, ModelError
-from npusim.model_spec import ModelSpec, read_model, read_spec
+from npusim.model_file import read_model
+from npusim.model_spec import ModelSpec, read_spec
 from npusim.npuw_probe import NativeProbe, NativeVerdict, probe_layer
 from npusim.onnx_attention import AttentionLayer, Sink, read_onnx_attention
 from transforms import DecompositionError, StatefulGQA

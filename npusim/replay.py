@@ -4,17 +4,16 @@ On the same build and machine two runs are equal but for their times, so a trace
 somebody else: the first record that comes out different names it.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from npusim.errors import NpuSimError
-from npusim.trace import StepRecord, logits_sha256
-
-StepListener = Callable[[StepRecord], None]
+from npusim.trace import StepRecord, Traced, logits_sha256, step_values
 
 _TIMES = frozenset({"host_seconds", "graph_seconds"})
 
@@ -29,16 +28,13 @@ class Replayable(Protocol):
         """Forget the conversation."""
 
 
-@runtime_checkable
-class Traced(Protocol):
-    """A request that keeps records of its own: it calls the listener once per infer call."""
-
-    step_listener: StepListener | None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Where a replay parted from its trace. index: of the record, from 0. field: of `StepRecord`."""
+    """Where a replay parted from its trace.
+
+    index: of the record, from 0. field: of `StepRecord`. expected, got: its values as a trace has them, texts
+    without quotes, "none" for an empty one.
+    """
 
     index: int
     field: str
@@ -66,7 +62,7 @@ def replay(records: Iterable[StepRecord], request: Replayable) -> ReplayResult:
     request.reset_state()
     num_equal = 0
     for expected in records:
-        if expected.positions[0] == 0 and not expected.error:
+        if not expected.error and expected.positions[0] == 0:
             request.reset_state()  # a conversation began here, perhaps after a reset, which leaves no record
         field = _first_difference(expected, got := _recorded_again(expected, request))
         if field is not None:
@@ -75,8 +71,8 @@ def replay(records: Iterable[StepRecord], request: Replayable) -> ReplayResult:
                 difference=Difference(
                     index=num_equal,
                     field=field,
-                    expected=str(getattr(expected, field)) or "none",
-                    got=str(getattr(got, field)) or "none",
+                    expected=_shown(expected, field),
+                    got=_shown(got, field),
                 ),
             )
         num_equal += 1
@@ -105,7 +101,7 @@ def _call(expected: StepRecord, request: Replayable) -> StepRecord:
     }
     try:
         logits = request.infer(inputs)["logits"]
-    except NpuSimError as error:
+    except (NpuSimError, RuntimeError) as error:  # a refusal, or what OpenVINO raises where it fails
         return replace(expected, logits_sha256="", error=type(error).__name__)
     return replace(expected, logits_sha256=logits_sha256(logits), error="")
 
@@ -113,3 +109,8 @@ def _call(expected: StepRecord, request: Replayable) -> StepRecord:
 def _first_difference(expected: StepRecord, got: StepRecord) -> str | None:
     compared = (field.name for field in fields(StepRecord) if field.name not in _TIMES)
     return next((name for name in compared if getattr(expected, name) != getattr(got, name)), None)
+
+
+def _shown(record: StepRecord, field: str) -> str:
+    value = step_values(record)[field]
+    return (value or "none") if isinstance(value, str) else json.dumps(value)

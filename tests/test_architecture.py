@@ -13,9 +13,17 @@ ROOT = Path(__file__).parents[1]
 # From the bottom to the top: a part imports parts of lower lines alone. A new part needs a place here.
 LINES = (
     ("errors", "stage", "byte_vocabulary", "cache_element", "config_choices"),
-    ("layout", "npuw_profile", "config_values", "byte_tokenizer", "tensor_slice"),
-    ("finite_rows", "config", "model_spec", "onnx_attention", "reference", "trace"),
-    ("kv_manager", "npuw_config", "probe_model"),
+    (
+        "layout",
+        "tensor_slice",
+        "npuw_profile",
+        "config_values",
+        "byte_tokenizer",
+        "model_rules",
+        "onnx_attention",
+    ),
+    ("finite_rows", "config", "model_spec", "onnx_refusals", "reference", "trace"),
+    ("kv_manager", "model_digest", "model_file", "npuw_config", "probe_model", "trace_reader"),
     ("cache_plan",),
     ("memory", "static_graph"),
     ("graphs", "sanitizer", "step_inputs"),
@@ -28,6 +36,7 @@ LINES = (
     ("",),  # the package itself: what users import
     ("bench",),
     ("cli",),
+    ("__main__",),
 )
 LINE_OF = {part: line for line, parts in enumerate(LINES) for part in parts}
 

@@ -10,7 +10,8 @@ from npusim.cli.parsers import Subparsers, add_command, add_config_option, at_le
 from npusim.config import LLMConfig
 from npusim.config_choices import KVLayout
 from npusim.config_values import ConfigValue
-from npusim.model_spec import ModelSpec, read_model, read_spec
+from npusim.model_file import read_model
+from npusim.model_spec import ModelSpec, read_spec
 
 DESCRIPTION = """\
 Show how many bytes of KV cache a model needs at a context length: every layer linear,
@@ -31,7 +32,7 @@ def register(subparsers: Subparsers) -> None:
     parser = add_command(
         subparsers, "plan", "KV memory per layer, linear against window-sized", DESCRIPTION, EPILOG
     )
-    parser.add_argument("model", metavar="MODEL", help="ONNX or OpenVINO IR file of a language model")
+    parser.add_argument("model", metavar="MODEL", help="ONNX file of a language model")
     parser.add_argument(
         "--max-length",
         metavar="N",

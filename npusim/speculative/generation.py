@@ -15,8 +15,8 @@ import numpy.typing as npt
 from npusim.errors import CapacityError, ConfigError, InputError
 from npusim.speculative.drafters import Drafter, DraftModel
 from npusim.speculative.sampling import Greedy, SamplingRule
-from npusim.speculative.target import KnowsRewinds, Target, Traced, checked_tokens, feed, whole_number
-from npusim.trace import StepRecord
+from npusim.speculative.target import KnowsRewinds, Target, checked_tokens, feed, whole_number
+from npusim.trace import StepRecord, Traced
 
 _GREEDY = Greedy()
 

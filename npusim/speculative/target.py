@@ -1,6 +1,6 @@
 """What the speculative harness asks of a model: the request interface, and one way to feed it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import index
 from typing import Protocol, runtime_checkable
 
@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from npusim.errors import InputError, ModelError
-from npusim.trace import StepRecord
 
 TokenArray = npt.NDArray[np.int64]
 LogitRows = npt.NDArray[np.floating]  # [n, vocab_size], one row per token fed
@@ -69,13 +68,6 @@ class KnowsRewinds(Protocol):
 
         block_size: tokens of the largest block.
         """
-
-
-@runtime_checkable
-class Traced(Protocol):
-    """A target that keeps records of its own: it calls the listener once per infer call."""
-
-    step_listener: Callable[[StepRecord], None] | None
 
 
 def feed(target: Target, tokens: Sequence[int], position: int) -> LogitRows:

@@ -23,7 +23,8 @@ from npusim.bench.report import measure_contexts
 from npusim.bench.synthetic import AttentionShape, ModelShape, build_model, save
 from npusim.bench.timing import Plan, Samples, Verdict, interleave, ratio_of
 from npusim.cli.main import main
-from npusim.model_spec import read_model, read_spec
+from npusim.model_file import read_model
+from npusim.model_spec import read_spec
 from transforms import KeyLayout
 
 SHAPE = ModelShape(

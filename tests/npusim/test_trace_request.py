@@ -36,7 +36,7 @@ PROMPT = [40, 41, 200, 17, 3]
 
 
 def recorded(llm: npusim.CompiledLLM) -> list[StepRecord]:
-    """Rejected drafts, trims, a reset, a prompt of one token and two refusals."""
+    """Rejected drafts, trims, a reset, a prompt of one token and five refusals."""
     records: list[StepRecord] = []
     request = llm.create_infer_request()
     request.step_listener = records.append
@@ -46,6 +46,13 @@ def recorded(llm: npusim.CompiledLLM) -> list[StepRecord]:
     request.infer({"input_ids": np.array([[5, 6]])})
     with pytest.raises(CapacityError, match="a block of 5 tokens"):
         request.infer({"input_ids": np.array([[1, 2, 3, 4, 5]])})
+    for refused in (
+        {"position_ids": [[30]]},
+        {"position_ids": [[2, 9]], "input_ids": [[1, 2]]},
+        {"input_ids": [[-4]]},
+    ):
+        with pytest.raises(InputError, match="gap|not consecutive|token ids are"):
+            request.infer({"input_ids": [[7]], **refused})
     request.reset_state()
     generate(request, [257], max_new_tokens=12, drafter=flawed, num_draft_tokens=2)
     with pytest.raises(CapacityError, match="a prompt of 10 tokens"):
@@ -79,7 +86,8 @@ def test_a_replay_reproduces_a_request_bit_for_bit(
 ) -> None:
     llm: npusim.CompiledLLM = request.getfixturevalue(policy)
     records = recorded(llm)
-    assert [record.error for record in records if record.error] == ["CapacityError"] * 2
+    errors = [record.error for record in records if record.error]
+    assert errors == ["CapacityError", *["InputError"] * 3, "CapacityError"]
     assert max(record.trimmed for record in records) == 5, "by trim"
     used = llm.create_infer_request()
     generate(used, [1, 2, 3], max_new_tokens=12)
