@@ -51,7 +51,7 @@ def recorded(llm: npusim.CompiledLLM) -> list[StepRecord]:
         {"position_ids": [[2, 9]], "input_ids": [[1, 2]]},
         {"input_ids": [[-4]]},
     ):
-        with pytest.raises(InputError, match="gap|not consecutive|token ids are"):
+        with pytest.raises(InputError, match=r"gap|not consecutive|token ids are"):
             request.infer({"input_ids": [[7]], **refused})
     request.reset_state()
     generate(request, [257], max_new_tokens=12, drafter=flawed, num_draft_tokens=2)
