@@ -11,6 +11,7 @@ from npusim.config_choices import Execution, PrefillHint
 from npusim.config_values import ConfigValue
 from npusim.errors import ConfigError
 from npusim.graphs import lower_block, lower_whole_prefill, with_attention_taps
+from npusim.memory import check_memory
 from npusim.model_file import read_model
 from npusim.model_spec import ModelSpec, read_spec
 from npusim.request import LLMInferRequest
@@ -35,6 +36,7 @@ class CompiledLLM:
         self.config = config.fitted(self.spec.max_positions)
         _check_chunks(self.spec, self.config)
         self.caches: tuple[LayerCache, ...] = plan_caches(self.spec, self.config)
+        check_memory(self.caches, self.config)
         self.prefill_model = self._lower_prefill(model)
         self.variants: dict[int, tuple[LayerCache, ...]] = {
             capacity: tuple(with_capacity(cache, capacity) for cache in self.caches)

@@ -50,7 +50,7 @@ class LLMConfig:
         check_at_least(0, "NPUSIM_KV_SLACK", self.kv_slack)
         if self.max_prompt_len is None:
             return
-        if self.prefill_chunk_size is not None and self.prefill_chunk_size > self.max_prompt_len:
+        if self._least_prompt_len > self.max_prompt_len:
             raise ConfigError(
                 f"{PREFILL_CHUNK_SIZE}={self.prefill_chunk_size} does not fit into "
                 f"{MAX_PROMPT_LEN}={self.max_prompt_len}; give a chunk of at most that"
@@ -60,6 +60,7 @@ class LLMConfig:
                 f"{MAX_GENERATION_TOKEN_LEN}={self.max_generation_token_len} does not fit into the "
                 f"capacity of {self.capacity} ({MAX_PROMPT_LEN} + {MIN_RESPONSE_LEN} - 1)"
             )
+        check_at_least(1, f"{MAX_PROMPT_LEN} + {MIN_RESPONSE_LEN} - 1", self.capacity)
 
     @property
     def capacity(self) -> int:
@@ -89,6 +90,11 @@ class LLMConfig:
             raise ConfigError(f"{MAX_PROMPT_LEN} is not chosen yet; call fitted() first")
         return self.max_prompt_len
 
+    @property
+    def _least_prompt_len(self) -> int:
+        """What the prefill graph takes at least: a chunk, where it goes by chunks of a given size."""
+        return self.prefill_chunk_size or 1 if self.prefill_hint is PrefillHint.DYNAMIC else 1
+
     def fitted(self, max_positions: int | None) -> "LLMConfig":
         """With every open choice made for a model whose rotary tables cover max_positions (None: any).
 
@@ -99,7 +105,7 @@ class LLMConfig:
             room = DEFAULT_MAX_PROMPT_LEN
             if max_positions is not None:
                 room = max(1, min(room, max_positions - self.min_response_len + 1))
-            config = replace(self, max_prompt_len=max(room, self.prefill_chunk_size or 1))
+            config = replace(self, max_prompt_len=max(room, self._least_prompt_len))
         if config.profile is Profile.NPUW:
             config = config._rounded_as_npuw()
         if config.prefill_chunk_size is None and config.prefill_hint is PrefillHint.DYNAMIC:

@@ -1,7 +1,9 @@
 """Values of configuration keys: from text or numbers to Python, and back to text."""
 
+import re
 from collections.abc import Callable
 from enum import Enum
+from numbers import Number
 from typing import TypeVar
 
 from npusim.errors import ConfigError
@@ -11,21 +13,41 @@ ConfigValue = str | int | float | bool
 E = TypeVar("E", bound=Enum)
 
 
+LARGEST = 2**31 - 1
+"""The graphs count positions in 32 bits."""
+
+_DIGITS = re.compile(r"\s*[+-]?[0-9]{1,4000}\s*")
+
+
 def check_at_least(least: int, key: str, value: int | None) -> None:
-    """ConfigError for a value below `least`; None is a value still open."""
-    if value is not None and value < least:
+    """ConfigError for a value below `least` or beyond LARGEST; None is a value still open."""
+    if value is None:
+        return
+    if value < least:
         raise ConfigError(f"{key}={value}; at least {least} is needed")
+    if value > LARGEST:
+        raise ConfigError(f"{key}={value}; at most {LARGEST} is possible, positions are counted in 32 bits")
 
 
 def parse_int(key: str, value: ConfigValue) -> int:
     """A whole number; 2.0 and "2" are one, True is none."""
-    try:
-        number = int(value)
-    except (TypeError, ValueError, OverflowError):
-        raise ConfigError(f"{key}={value!r}; a whole number is needed") from None
-    if isinstance(value, bool) or (isinstance(value, float) and value != number):
+    number = _whole_number(value)
+    if number is None:
         raise ConfigError(f"{key}={value!r}; a whole number is needed")
     return number
+
+
+def _whole_number(value: object) -> int | None:
+    """The integer that a text or a number of any kind stands for; None where it stands for none."""
+    if isinstance(value, str):
+        return int(value) if _DIGITS.fullmatch(value) else None
+    if isinstance(value, bool) or not isinstance(value, Number):
+        return None
+    try:
+        number = int(value)  # type: ignore[call-overload]
+    except (TypeError, ValueError, OverflowError):  # complex, NaN, infinite
+        return None
+    return int(number) if number == value else None
 
 
 def parse_bool(key: str, value: ConfigValue) -> bool:

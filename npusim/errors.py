@@ -17,6 +17,10 @@ class InputError(NpuSimError, ValueError):
     """A tensor given to a request that has a wrong name, type, shape or content."""
 
 
+class SliceError(NpuSimError, IndexError):
+    """A slice that is not wholly inside its tensor."""
+
+
 class CapacityError(NpuSimError, ValueError):
     """A prompt, block or step that does not fit the static sizes chosen at compile time."""
 

@@ -3,12 +3,13 @@
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 import numpy as np
 
-from npusim.errors import TrimError
-from npusim.layout import CommitPolicy, Layout
+from npusim.errors import InputError, TrimError
+from npusim.finite_rows import check_finite
+from npusim.layout import CommitPolicy, Layout, takes_back_blocks
 from npusim.tensor_slice import Array, make_tensor_slice
 
 ROWS = 2
@@ -104,6 +105,13 @@ class KVManager:
             return False
         return num_tokens >= self._committed or not self._layers_that_cannot_trim(num_tokens)
 
+    def takes_back_blocks(self, *, block_size: int, num_tokens: int) -> bool:
+        """Whether all but the first row of the newest block can go at every length up to num_tokens."""
+        return self._commit_policy is CommitPolicy.DEFERRED or all(
+            takes_back_blocks(group.layout, block_size=block_size, num_tokens=num_tokens)
+            for group in self._largest
+        )
+
     def check_trim(self, num_tokens: int) -> None:
         """TrimError, naming the layers, unless `can_trim`."""
         stored = self.num_stored_tokens
@@ -151,26 +159,32 @@ class KVManager:
         self.groups = arranged
 
     def settle(self, start: int) -> None:
-        """Write what is held back up to position `start`; what lies beyond stays held until `commit`."""
+        """Write what is held back up to position `start`; what lies beyond stays held until `commit`.
+
+        Raises ModelError, before anything changes, where a row to be written is not finite.
+        """
         pending = self._pending
         if pending is None:
             return
         accepted = min(max(start - self._committed, 0), pending.length)
         rest = pending.after(accepted)
         if accepted:
-            self._write(replace(pending, length=accepted))
+            self._write(self._committed, replace(pending, length=accepted))
         self._pending = rest
 
     def commit(self, start: int, rows: BlockRows) -> None:
-        """End a step whose block began at `start`: forget what lay beyond, take the block's rows."""
-        self._committed, self._pending = start, None
-        if start == 0:
-            self._high_water = 0
+        """End a step whose block began at `start`: forget what lay beyond, take the block's rows.
+
+        Raises ModelError for rows to be written that are not finite, InputError for rows that do not fit the
+        buffers, both before anything changes.
+        """
         match self._commit_policy:
             case CommitPolicy.EAGER:
-                self._write(rows)
+                self._write(start, rows)
+                self._pending = None
             case CommitPolicy.DEFERRED:
-                self._pending = rows
+                self._committed, self._pending = start, rows
+                self._high_water = self._high_water if start else 0
             case _:
                 assert_never(self._commit_policy)
 
@@ -199,21 +213,53 @@ class KVManager:
             for layer in group.layers
         )
 
-    def _write(self, rows: BlockRows) -> None:
+    def _write(self, start: int, rows: BlockRows) -> None:
+        """Put rows at positions start.. into every group, or into none.
+
+        All that can fail is done before the first row is written: half of the layers with rows moved would be
+        a cache that answers wrong.
+        """
+        copies: list[_Copy] = []
         for group, new in zip(self.groups, rows.arrays, strict=True):
-            plan = group.layout.plan_append(self._committed, rows.length)
-            for move in plan.moves:
-                survivors = make_tensor_slice(group.past, ROWS, move.source, move.source + move.length)
-                make_tensor_slice(group.past, ROWS, move.target, move.target + move.length)[...] = survivors
-                self.rows_moved += move.length * len(group.layers)
-            for write in plan.writes:
-                first = rows.first + write.row
-                make_tensor_slice(group.past, ROWS, write.slot, write.slot + write.length)[...] = (
-                    make_tensor_slice(new, ROWS, first, first + write.length)
-                )
-        self._committed += rows.length
-        self._high_water = max(self._high_water, self._committed)
+            copies += _plan_copies(group, new, start, rows)
+        for copy in copies:
+            copy.target[...] = copy.source
+            self.rows_moved += copy.rows_moved
+        self._committed = start + rows.length
+        self._high_water = max(self._high_water if start else 0, self._committed)
         self._touched = max(self._touched, self._committed)
+
+
+class _Copy(NamedTuple):
+    """Rows that go to a place in a buffer. rows_moved: how many of them were in the buffer before."""
+
+    target: Array
+    source: Array
+    rows_moved: int = 0
+
+
+def _plan_copies(group: CacheGroup, new: Array, start: int, rows: BlockRows) -> list[_Copy]:
+    """What an append of `rows` at positions start.. copies, from `new`, in a group."""
+    plan = group.layout.plan_append(start, rows.length)
+    copies = []
+    for move in plan.moves:
+        target = make_tensor_slice(group.past, ROWS, move.target, move.target + move.length)
+        survivors = make_tensor_slice(group.past, ROWS, move.source, move.source + move.length)
+        # Copied now: where the two overlap numpy would copy while it writes, and memory may run out then.
+        moved = move.length * len(group.layers)
+        copies.append(_Copy(target=target, source=survivors.copy(), rows_moved=moved))
+    for write in plan.writes:
+        first = rows.first + write.row
+        target = make_tensor_slice(group.past, ROWS, write.slot, write.slot + write.length)
+        source = make_tensor_slice(new, ROWS, first, first + write.length)
+        if source.shape != target.shape or source.dtype != target.dtype:
+            raise InputError(
+                f"layers {list(group.layers)}: rows {list(source.shape)} of {source.dtype} do not fit "
+                f"{list(target.shape)} slots of {target.dtype}"
+            )
+        check_finite(group.layers, source, start + write.row)
+        copies.append(_Copy(target=target, source=source))
+    return copies
 
 
 def _migrate(source: CacheGroup, target: CacheGroup, length: int) -> None:

@@ -23,7 +23,7 @@ from npusim.npuw_config import NPUWConfig, read_config
 from npusim.npuw_profile import NPUWLengths
 from npusim.stage import Stage
 from npusim.static_graph import LogitsArray
-from npusim.step_inputs import StepInputs, TensorLike, read_step
+from npusim.step_inputs import StepInputs, TensorLike, check_step, named_inputs, read_step
 from transforms import DecompositionError, find_gqa
 from transforms.stateful import StatefulGQA
 
@@ -147,7 +147,8 @@ class NPUWInferRequest:
 
         Raises InputError, CapacityError or TrimError before anything changes.
         """
-        step = read_step(inputs, num_stored_tokens=self._stored, num_embeddings=self._sizes.num_embeddings)
+        step = read_step(named_inputs(inputs), num_stored_tokens=self._stored)
+        check_step(step, num_stored_tokens=self._stored, num_embeddings=self._sizes.num_embeddings)
         self._check(step)
         if step.stage is Stage.GENERATE and step.start == 0:
             self._renew()  # what an earlier conversation left in the mask would be seen
@@ -161,7 +162,9 @@ class NPUWInferRequest:
 
     def can_trim(self, num_tokens: int) -> bool:
         """Whether NPUW can go back to `num_tokens` tokens and be right; never raises."""
-        return num_tokens == 0 or self._earliest <= num_tokens <= self._stored
+        if not self._is_length(num_tokens):
+            return False
+        return num_tokens == 0 or num_tokens >= self._earliest
 
     def trim(self, num_tokens: int) -> int:
         """Keep the first `num_tokens` tokens; return how many were removed.
@@ -222,9 +225,14 @@ class NPUWInferRequest:
             )
         self._check_trim(step.start)
 
+    def _is_length(self, num_tokens: int) -> bool:
+        return isinstance(num_tokens, int | np.integer) and 0 <= num_tokens <= self._stored
+
     def _check_trim(self, num_tokens: int) -> None:
-        if not 0 <= num_tokens <= self._stored:
-            raise TrimError(f"trim to {num_tokens} tokens, {self._stored} are stored; keep 0..{self._stored}")
+        if not self._is_length(num_tokens):
+            raise TrimError(
+                f"trim to {num_tokens} tokens, {self._stored} are stored; keep an integer 0..{self._stored}"
+            )
         if self.can_trim(num_tokens):
             return
         raise TrimError(

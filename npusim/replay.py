@@ -5,17 +5,15 @@ somebody else: the first record that comes out different names it.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from npusim.errors import NpuSimError
-from npusim.trace import StepRecord, logits_sha256, step_values
-
-StepListener = Callable[[StepRecord], None]
+from npusim.trace import StepRecord, Traced, logits_sha256, step_values
 
 _TIMES = frozenset({"host_seconds", "graph_seconds"})
 
@@ -28,13 +26,6 @@ class Replayable(Protocol):
 
     def reset_state(self) -> None:
         """Forget the conversation."""
-
-
-@runtime_checkable
-class Traced(Protocol):
-    """A request that keeps records of its own: it calls the listener once per infer call."""
-
-    step_listener: StepListener | None
 
 
 @dataclass(frozen=True, kw_only=True)

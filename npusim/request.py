@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, assert_never
@@ -12,12 +13,22 @@ import openvino as ov
 from npusim.cache_element import CACHE_ELEMENTS
 from npusim.cache_plan import allocate_variants, group_caches
 from npusim.config_choices import PrefillHint
-from npusim.errors import CapacityError, InputError, NpuSimError
+from npusim.errors import CapacityError, InputError
 from npusim.kv_manager import KVManager
 from npusim.sanitizer import KVSanitizer
 from npusim.stage import Stage
 from npusim.static_graph import LogitsArray, StaticGraph, TokenArray
-from npusim.step_inputs import INPUT_NAMES, StepInputs, TensorLike, read_step
+from npusim.step_inputs import (
+    INPUT_NAMES,
+    Port,
+    StepInputs,
+    TensorLike,
+    as_tensor,
+    check_step,
+    named_inputs,
+    read_step,
+    tensor_name,
+)
 from npusim.step_recorder import CallTimes, record_call
 from npusim.trace import StepRecord
 
@@ -31,7 +42,8 @@ class LLMInferRequest:
     A call of more than one token at position 0 is a prefill and starts a conversation; any other is a
     generate step of 1..max_generation_tokens tokens. A first position below num_stored_tokens trims to it.
 
-    step_listener, where set, is handed a StepRecord after each call, refused ones included.
+    step_listener, where set, is handed a StepRecord after each call, however it ended, apart from calls whose
+    tokens or positions cannot be read at all.
     """
 
     def __init__(self, compiled: CompiledLLM) -> None:
@@ -98,48 +110,42 @@ class LLMInferRequest:
         """Seconds that the last call spent inside the compiled graph."""
         return self._graph_seconds
 
-    def set_tensor(self, name: str, tensor: TensorLike) -> None:
-        """Give an input for the calls to come: input_ids, attention_mask or position_ids.
+    def set_tensor(self, name: str | Port, tensor: TensorLike) -> None:
+        """Give an input for the calls to come: input_ids, attention_mask or position_ids, by name or port.
 
         A tensor is read when `infer` runs, so one that shares memory may be refilled in place.
         """
-        if name not in INPUT_NAMES:
-            raise InputError(f"unknown input {name!r}; inputs are {', '.join(INPUT_NAMES)}")
-        self._tensors[name] = tensor
+        self._tensors[tensor_name(name, INPUT_NAMES)] = tensor
 
-    def get_tensor(self, name: str) -> ov.Tensor:
+    def get_tensor(self, name: str | Port) -> ov.Tensor:
         """The logits of the last call, float32 [1, n, vocab], or an input as it was set.
 
-        The logits share memory with the graph: the next call overwrites them.
+        The logits share memory with the graph: the next call overwrites them. An input shares memory with
+        the tensor or (contiguous) array that was set.
         """
-        if name == "logits":
+        known = tensor_name(name, ("logits", *INPUT_NAMES))
+        if known == "logits":
             if self._logits is None:
                 raise InputError("logits are not there yet; call infer first")
             return ov.Tensor(self._logits, shared_memory=True)
-        if name not in self._tensors:
-            raise InputError(f"tensor {name!r} was not set; set are {sorted(self._tensors)}, and logits")
-        tensor = self._tensors[name]
-        return tensor if isinstance(tensor, ov.Tensor) else ov.Tensor(np.asarray(tensor))
+        if known not in self._tensors:
+            raise InputError(f"tensor {known!r} was not set; set are {sorted(self._tensors)}, and logits")
+        return as_tensor(known, self._tensors[known])
 
     def infer(
-        self, inputs: Mapping[str, TensorLike] | None = None, *, share_outputs: bool = False
+        self, inputs: Mapping[str | Port, TensorLike] | None = None, *, share_outputs: bool = False
     ) -> dict[str, LogitsArray]:
         """Run one call and return {"logits": float32 [1, n, vocab]}, one row per token given.
 
         `inputs` hold for this call alone and go before what `set_tensor` set. With share_outputs the logits
         are a view that the next call overwrites.
 
-        Raises InputError, CapacityError or TrimError before anything changes. An exception of the runtime
-        leaves the state of the last completed step (for a prefill, of the last chunk).
+        Raises InputError, CapacityError or TrimError before anything changes. ModelError, where a KV row that
+        is to be stored is infinite or NaN, and an exception of the runtime leave the state of the last
+        completed step (for a prefill, of the last chunk).
         """
-        if inputs is not None and not isinstance(inputs, Mapping):
-            raise InputError(f"inputs is a {type(inputs).__name__}; give a mapping from input name to tensor")
-        given = self._tensors if inputs is None else {**self._tensors, **inputs}
-        step = read_step(
-            given,
-            num_stored_tokens=self.kv.num_stored_tokens,
-            num_embeddings=self._spec.num_embeddings,
-        )
+        given = self._tensors if inputs is None else {**self._tensors, **named_inputs(inputs)}
+        step = read_step(given, num_stored_tokens=self.kv.num_stored_tokens)
         self._graph_seconds = 0.0
         self._logits = self._run(step) if self.step_listener is None else self._run_recorded(step)
         self._stored_after_call = self.kv.num_stored_tokens
@@ -149,6 +155,13 @@ class LLMInferRequest:
         """Whether `trim(num_tokens)` would be exact; never raises."""
         return self.kv.can_trim(num_tokens)
 
+    def takes_back_blocks(self, *, block_size: int, num_tokens: int) -> bool:
+        """Whether every rewind inside the newest block of up to block_size tokens is exact.
+
+        At every length up to num_tokens, and at least the block's first token is kept.
+        """
+        return self.kv.takes_back_blocks(block_size=block_size, num_tokens=num_tokens)
+
     def trim(self, num_tokens: int) -> int:
         """Keep the first num_tokens tokens of the conversation; return how many were removed.
 
@@ -157,13 +170,14 @@ class LLMInferRequest:
         return self.kv.trim(num_tokens)
 
     def reset_state(self) -> None:
-        """Forget the conversation: no tokens, zeroed buffers, no tensors set."""
+        """Forget the conversation: no tokens, zeroed buffers. Tensors stay, as in OpenVINO."""
         self.kv.reset()
-        self._tensors.clear()
-        self._logits = None
         self._stored_after_call = 0
 
     def _run(self, step: StepInputs) -> LogitsArray:
+        check_step(
+            step, num_stored_tokens=self.kv.num_stored_tokens, num_embeddings=self._spec.num_embeddings
+        )
         self._check_fits(step)
         match step.stage:
             case Stage.PREFILL:
@@ -175,27 +189,25 @@ class LLMInferRequest:
                 assert_never(step.stage)
 
     def _run_recorded(self, step: StepInputs) -> LogitsArray:
-        """Run a step and hand its record to the listener, whether it was refused or not."""
+        """Run a step and hand its record to the listener, however the step ends."""
         began = time.perf_counter()
-        outcome: LogitsArray | NpuSimError
+        logits: LogitsArray | None = None
         try:
-            outcome = self._run(step)
-        except NpuSimError as error:
-            outcome = error
-        whole = time.perf_counter() - began
-        if self.step_listener is not None:
-            self.step_listener(
-                record_call(
-                    step,
-                    self.kv.groups,
-                    stored_before=self._stored_after_call,
-                    times=CallTimes(host=whole - self._graph_seconds, graph=self._graph_seconds),
-                    outcome=outcome,
-                )
-            )
-        if isinstance(outcome, NpuSimError):
-            raise outcome
-        return outcome
+            logits = self._run(step)
+            return logits
+        finally:
+            outcome = sys.exception() if logits is None else logits
+            if self.step_listener is not None and outcome is not None:
+                self.step_listener(self._record(step, outcome, time.perf_counter() - began))
+
+    def _record(self, step: StepInputs, outcome: LogitsArray | BaseException, seconds: float) -> StepRecord:
+        return record_call(
+            step,
+            self.kv.groups,
+            stored_before=self._stored_after_call,
+            times=CallTimes(host=seconds - self._graph_seconds, graph=self._graph_seconds),
+            outcome=outcome,
+        )
 
     def _check_fits(self, step: StepInputs) -> None:
         length = len(step.tokens)

@@ -106,7 +106,9 @@ def _leaking_layer(
                 leaks = not np.array_equal(attention, quiet[layer])
             else:
                 new_rows = make_tensor_slice(new, ROWS, rows.first, rows.first + length)
-                leaks = float(np.abs(attention).max()) > SLACK * _largest_value(each, new_rows, layer)
+                # The block attends to its rows as they were before they were rounded to be stored.
+                largest = SLACK * _largest_value(each, new_rows, layer) + each.element.least
+                leaks = float(np.abs(attention).max()) > largest
             if leaks:
                 leaking.append(layer)
     return min(leaking, default=None)

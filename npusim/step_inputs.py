@@ -1,4 +1,4 @@
-"""Check the tensors of one call: everything wrong with them is found before anything changes."""
+"""Read and check the tensors of one call: all that is wrong with them is found before anything changes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,14 +15,17 @@ from npusim.static_graph import TokenArray
 INPUT_NAMES = ("input_ids", "attention_mask", "position_ids")
 
 TensorLike: TypeAlias = npt.NDArray[np.generic] | ov.Tensor | list[list[int]]
+Port: TypeAlias = ov.Output | ov.ConstOutput
 
 
 @dataclass(frozen=True, eq=False)
 class StepInputs:
-    """One call: tokens [n] at positions start .. start + n - 1."""
+    """One call as given: tokens [n], their positions [n] from `start` on, attention_mask [T] or None."""
 
     tokens: TokenArray
     start: int
+    positions: TokenArray
+    attention_mask: TokenArray | None = None
 
     @property
     def stage(self) -> Stage:
@@ -31,31 +34,64 @@ class StepInputs:
         return Stage.PREFILL if is_prompt else Stage.GENERATE
 
 
-def read_step(inputs: Mapping[str, TensorLike], *, num_stored_tokens: int, num_embeddings: int) -> StepInputs:
+def tensor_name(key: object, known: tuple[str, ...]) -> str:
+    """Which of the known names a name or a port of a model is; InputError where it is none of them."""
+    if isinstance(key, str) and key in known:
+        return key
+    if isinstance(key, Port):
+        for name in known:
+            if name in key.get_names():
+                return name
+    raise InputError(f"unknown input {key!r}; inputs are {', '.join(INPUT_NAMES)}")
+
+
+def named_inputs(inputs: object) -> dict[str, TensorLike]:
+    """What was passed to `infer`, by name; InputError for what is no mapping of inputs."""
+    if not isinstance(inputs, Mapping):
+        raise InputError(f"inputs is a {type(inputs).__name__}; give a mapping from input name to tensor")
+    return {tensor_name(key, INPUT_NAMES): value for key, value in inputs.items()}
+
+
+def as_tensor(name: str, value: TensorLike) -> ov.Tensor:
+    """An input as a tensor, which shares the memory of a C-contiguous, writable array."""
+    if isinstance(value, ov.Tensor):
+        return value
+    array = _as_array(name, value)
+    if array.dtype.kind not in "iufb":
+        raise InputError(f"{name} is {array.dtype}; an integer type such as int64 is needed")
+    return ov.Tensor(array, shared_memory=array.flags.c_contiguous and array.flags.writeable)
+
+
+def read_step(inputs: Mapping[str, TensorLike], *, num_stored_tokens: int) -> StepInputs:
     """The call that `inputs` describe: input_ids [1, n], position_ids [1, n], attention_mask [1, T].
 
     attention_mask and position_ids may be absent; both then mean "continue at num_stored_tokens".
 
-    Raises InputError, naming what was got and what is allowed.
+    Raises InputError for types and shapes; whether the call can be made, `check_step` says.
     """
-    unknown = sorted(set(inputs) - set(INPUT_NAMES))
-    if unknown:
-        raise InputError(f"unknown input {unknown[0]!r}; inputs are {', '.join(INPUT_NAMES)}")
     if "input_ids" not in inputs:
         raise InputError("input_ids is missing; set it, or pass it to infer")
     tokens = _read_row("input_ids", inputs["input_ids"])
     if tokens.size == 0:
         raise InputError("input_ids is empty; a call needs at least 1 token")
-    lowest, highest = int(tokens.min()), int(tokens.max())
+    positions = np.arange(num_stored_tokens, num_stored_tokens + len(tokens))
+    if "position_ids" in inputs:
+        positions = _read_row("position_ids", inputs["position_ids"])
+    if len(positions) != len(tokens):
+        raise InputError(f"position_ids has {len(positions)} entries for {len(tokens)} tokens; give one each")
+    mask = _read_row("attention_mask", inputs["attention_mask"]) if "attention_mask" in inputs else None
+    return StepInputs(tokens, int(positions[0]), positions, mask)
+
+
+def check_step(step: StepInputs, *, num_stored_tokens: int, num_embeddings: int) -> None:
+    """InputError, naming what was got and what is allowed, for a call that cannot be made."""
+    lowest, highest = int(step.tokens.min()), int(step.tokens.max())
     if lowest < 0 or highest >= num_embeddings:
         bad = lowest if lowest < 0 else highest
         raise InputError(f"input_ids contains {bad}; token ids are 0..{num_embeddings - 1}")
-    start = num_stored_tokens
-    if "position_ids" in inputs:
-        start = _read_start(inputs["position_ids"], len(tokens), num_stored_tokens)
-    if "attention_mask" in inputs:
-        _check_attention_mask(inputs["attention_mask"], start, len(tokens))
-    return StepInputs(tokens, start)
+    _check_positions(step, num_stored_tokens)
+    if step.attention_mask is not None:
+        _check_attention_mask(step.attention_mask, step.start, len(step.tokens))
 
 
 def _read_row(name: str, value: TensorLike) -> TokenArray:
@@ -66,6 +102,8 @@ def _read_row(name: str, value: TensorLike) -> TokenArray:
     if array.ndim != 2 or array.shape[0] != 1:
         batch = f" (batch {array.shape[0]})" if array.ndim == 2 else ""
         raise InputError(f"{name} has shape {list(array.shape)}{batch}; [1, tokens] is needed, batch is 1")
+    if array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
+        raise InputError(f"{name} contains {array.max()}, which no int64 holds")
     row: TokenArray = array[0].astype(np.int64, copy=False)
     return row
 
@@ -77,11 +115,8 @@ def _as_array(name: str, value: TensorLike) -> npt.NDArray[np.generic]:
         raise InputError(f"{name} is no array: {error}; [1, tokens] integers are needed") from error
 
 
-def _read_start(value: TensorLike, length: int, num_stored_tokens: int) -> int:
-    positions = _read_row("position_ids", value)
-    if len(positions) != length:
-        raise InputError(f"position_ids has {len(positions)} entries for {length} tokens; give one each")
-    start = int(positions[0])
+def _check_positions(step: StepInputs, num_stored_tokens: int) -> None:
+    start, length = step.start, len(step.tokens)
     if start < 0:
         raise InputError(f"position_ids begins at {start}; positions are 0 or more")
     if start > num_stored_tokens:
@@ -89,16 +124,14 @@ def _read_start(value: TensorLike, length: int, num_stored_tokens: int) -> int:
             f"position_ids begins at {start}, but {num_stored_tokens} tokens are stored: positions "
             f"{num_stored_tokens}..{start - 1} would be a gap; begin at {num_stored_tokens} or before"
         )
-    if length > 1 and not np.array_equal(positions, np.arange(start, start + length)):
+    if length > 1 and not np.array_equal(step.positions, np.arange(start, start + length)):
         raise InputError(
-            f"position_ids {positions.tolist()[:8]} are not consecutive; "
+            f"position_ids {step.positions.tolist()[:8]} are not consecutive; "
             f"a block at {start} has positions {start}..{start + length - 1}"
         )
-    return start
 
 
-def _check_attention_mask(value: TensorLike, start: int, length: int) -> None:
-    mask = _read_row("attention_mask", value)
+def _check_attention_mask(mask: TokenArray, start: int, length: int) -> None:
     total = start + length
     if len(mask) != total or not (mask == 1).all():
         raise InputError(

@@ -22,24 +22,23 @@ def record_call(
     *,
     stored_before: int,
     times: CallTimes,
-    outcome: LogitsArray | Exception,
+    outcome: LogitsArray | BaseException,
 ) -> StepRecord:
-    """The record of a call that returned logits or was refused.
+    """The record of a call that returned logits or ended in an exception.
 
     stored_before: tokens that the call before left stored.
     """
-    refused = isinstance(outcome, Exception)
-    positions = range(step.start, step.start + len(step.tokens))
+    failed = isinstance(outcome, BaseException)
     return StepRecord(
         stage=step.stage,
         tokens=tuple(step.tokens.tolist()),
-        positions=tuple(positions),
-        error=type(outcome).__name__ if isinstance(outcome, Exception) else "",
-        trimmed=0 if refused or step.start == 0 else stored_before - step.start,
-        windows=() if refused else _windows(groups, positions),
+        positions=tuple(step.positions.tolist()),
+        error=type(outcome).__name__ if isinstance(outcome, BaseException) else "",
+        trimmed=0 if failed or step.start == 0 else stored_before - step.start,
+        windows=() if failed else _windows(groups, range(step.start, step.start + len(step.tokens))),
         host_seconds=times.host,
         graph_seconds=times.graph,
-        logits_sha256="" if isinstance(outcome, Exception) else logits_sha256(outcome),
+        logits_sha256="" if isinstance(outcome, BaseException) else logits_sha256(outcome),
     )
 
 

@@ -3,15 +3,25 @@
 import numpy as np
 import numpy.typing as npt
 
+from npusim.errors import SliceError
+
 Array = npt.NDArray[np.generic]
 
 
 def make_tensor_slice(tensor: Array, axis: int, start: int, stop: int) -> Array:
-    """Rows [start, stop) of an axis as a zero-copy view; IndexError when they are not all there.
+    """Rows [start, stop) of an axis, counted from 0, as a zero-copy view.
 
-    numpy clips a slice that leaves an array, and a clipped row is a row lost in silence.
+    Raises SliceError for numbers that are no integers, an axis that is not there, and rows that are not all
+    there: numpy clips a slice that leaves an array, and a clipped row is a row lost in silence.
     """
-    length = tensor.shape[axis]
-    if not 0 <= start <= stop <= length:
-        raise IndexError(f"slice [{start}, {stop}) of axis {axis}, which has {length} rows")
-    return tensor[(slice(None),) * axis + (slice(start, stop),)]
+    try:
+        if not 0 <= axis < tensor.ndim:
+            raise SliceError(f"slice of axis {axis}; a tensor {list(tensor.shape)} has 0..{tensor.ndim - 1}")
+        length = tensor.shape[axis]
+        if not 0 <= start <= stop <= length:
+            raise SliceError(
+                f"slice [{start}, {stop}) of axis {axis}, which has {length} rows; give 0..{length}, in order"
+            )
+        return tensor[(slice(None),) * axis + (slice(start, stop),)]
+    except TypeError as error:
+        raise SliceError(f"slice [{start!r}, {stop!r}) of axis {axis!r}: {error}; give integers") from error

@@ -6,12 +6,12 @@ them. `npusim.trace_reader` reads such a file, `npusim.replay` makes the same ca
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import BinaryIO, Protocol, Self, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -46,11 +46,12 @@ class WindowRecord:
 class StepRecord:
     """One infer call.
 
-    error: type name of the NpuSimError that the call ended in, and then there are no logits and no windows;
-    "" for a call that returned. trimmed: tokens that the previous call left stored and this one does not
-    build on, whether they went by `trim` or by this call's first position; 0 from position 0 on, where a
-    conversation begins anew. windows: one entry per distinct window. host_seconds: time outside the compiled
-    graph, graph_seconds: in it. logits_sha256: of the bytes of the returned logits.
+    error: type name of the exception that the call ended in, refused or failed, and then there are no logits
+    and no windows; "" for a call that returned. positions: as given; of a refused call they may be anything.
+    trimmed: tokens that the previous call left stored and this one does not build on, whether they went by
+    `trim` or by this call's first position; 0 from position 0 on, where a conversation begins anew. windows:
+    one entry per distinct window. host_seconds: time outside the compiled graph, graph_seconds: in it.
+    logits_sha256: of the bytes of the returned logits.
     """
 
     stage: Stage
@@ -62,6 +63,13 @@ class StepRecord:
     host_seconds: float
     graph_seconds: float
     logits_sha256: str
+
+
+@runtime_checkable
+class Traced(Protocol):
+    """A request that keeps records of its own: it calls the listener once per infer call."""
+
+    step_listener: Callable[[StepRecord], None] | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Where keys lie: integer arithmetic over capacity, window, stored and new tokens; no arrays, no graphs.
 
 `layouts` is the host's side (which slot a row is written to), `frames` the graph's (which position a slot
-holds), `bounds` the least capacity with which each layout is sound.
+holds), `bounds` the least capacity with which each layout is sound, `rewind` what a layout can take back.
 """
 
 from npusim.layout.bounds import CommitPolicy, ring_min_capacity, rolling_min_capacity
@@ -22,6 +22,7 @@ from npusim.layout.layouts import (
     RollingLayout,
     Write,
 )
+from npusim.layout.rewind import takes_back_blocks
 
 __all__ = [
     "AppendPlan",
@@ -40,4 +41,5 @@ __all__ = [
     "Write",
     "ring_min_capacity",
     "rolling_min_capacity",
+    "takes_back_blocks",
 ]

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from npusim.errors import InputError, TrimError
+from npusim.reference.numbers import check_count, is_integer
 from npusim.reference.options import Array, AttentionOptions, Positions, checked_array, rotate
 
 
@@ -116,7 +117,7 @@ class AttentionHistory:
 
     def trim(self, num_tokens: int) -> int:
         """Forgets every row from position `num_tokens` on; returns by how much the length fell."""
-        if not 0 <= num_tokens <= self._length:
+        if not is_integer(num_tokens) or not 0 <= num_tokens <= self._length:
             raise TrimError(f"cannot trim to {num_tokens}: the history has {self._length} tokens")
         removed = self._length - num_tokens
         self.drop(range(num_tokens, self._length))
@@ -125,7 +126,10 @@ class AttentionHistory:
 
     def drop(self, positions: Iterable[int]) -> None:
         """Forgets the rows at these positions, not that time went by: an eviction, or rows never stored."""
-        kept = ~np.isin(self._positions, np.fromiter(positions, np.int64))
+        gone = list(positions)
+        for position in gone:
+            check_count("a position", position)
+        kept = ~np.isin(self._positions, gone)
         if self._key is not None and self._value is not None:
             self._key, self._value = self._key[:, :, kept], self._value[:, :, kept]
         self._positions = self._positions[kept]

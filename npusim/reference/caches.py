@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npusim.errors import ConfigError, InputError
+from npusim.reference.numbers import check_rows, is_integer
 
 Rows: TypeAlias = NDArray[np.floating[Any]]
 Mask: TypeAlias = NDArray[np.bool_]
@@ -51,6 +52,8 @@ class AttendSpec:
         if (self.kind is MaskKind.EXPLICIT) != (self.mask is not None):
             given = "no mask" if self.mask is None else "a mask"
             raise InputError(f"AttendSpec {self.kind.name} with {given}; a mask goes with EXPLICIT alone")
+        if self.mask is not None and not isinstance(self.mask, np.ndarray):
+            raise InputError(f"mask is a {type(self.mask).__name__}; give a numpy array")
         if self.mask is not None and (self.mask.dtype != np.bool_ or self.mask.ndim != 2):
             raise InputError(f"mask is {self.mask.dtype} {self.mask.shape}; it must be bool [S, T]")
 
@@ -76,7 +79,7 @@ class CacheConfig:
     head_size: int
     capacity: int
     v_head_size: int | None = None
-    windows: tuple[int, ...] = (-1,)
+    windows: int | tuple[int, ...] = -1
     window_slack: int = 0
     sizing: CacheSizing = CacheSizing.STATIC
     dtype: type[np.floating[Any]] = np.float32
@@ -88,21 +91,32 @@ class CacheConfig:
             self._check_least(name, getattr(self, name), 1)
         self._check_least("v_head_size", self.value_size, 1)
         self._check_least("window_slack", self.window_slack, 0)
-        if len(self.windows) not in (1, self.num_layers):
-            raise ConfigError(
-                f"windows has {len(self.windows)} entries for {self.num_layers} layers; "
-                "give one for all layers or one per layer"
-            )
-        for layer, window in enumerate(self.windows):
-            if window == 0 or window < -1:
-                raise ConfigError(f"windows[{layer}] is {window}; give -1 for none, or 1 or more")
+        self._check_windows()
+        if not isinstance(self.sizing, CacheSizing):
+            raise ConfigError(f"sizing is {self.sizing!r}; give CacheSizing.STATIC or CacheSizing.DYNAMIC")
         if self.dtype not in (np.float16, np.float32, np.float64):
             raise ConfigError(f"dtype is {self.dtype}; give np.float16, np.float32 or np.float64")
 
     @staticmethod
     def _check_least(name: str, value: int, least: int) -> None:
-        if value < least:
-            raise ConfigError(f"{name} is {value}; give {least} or more")
+        if not is_integer(value) or value < least:
+            raise ConfigError(f"{name} is {value!r}; give an integer of {least} or more")
+
+    def _check_windows(self) -> None:
+        if not isinstance(self.windows, tuple | list) and not is_integer(self.windows):
+            raise ConfigError(f"windows is {self.windows!r}; give an integer for all layers or one each")
+        if len(self._windows) not in (1, self.num_layers):
+            raise ConfigError(
+                f"windows has {len(self._windows)} entries for {self.num_layers} layers; "
+                "give one for all layers or one per layer"
+            )
+        for layer, window in enumerate(self._windows):
+            if not is_integer(window) or window == 0 or window < -1:
+                raise ConfigError(f"windows[{layer}] is {window!r}; give -1 for none, or 1 or more")
+
+    @property
+    def _windows(self) -> tuple[int, ...]:
+        return tuple(self.windows) if isinstance(self.windows, tuple | list) else (self.windows,)
 
     @property
     def value_size(self) -> int:
@@ -111,7 +125,7 @@ class CacheConfig:
 
     def window(self, layer: int) -> int:
         """The local_window_size of a layer."""
-        return self.windows[layer if len(self.windows) > 1 else 0]
+        return self._windows[layer if len(self._windows) > 1 else 0]
 
     def num_slots(self, layer: int) -> int:
         """Rows a contiguous cache owns for a layer: all of the capacity, or what its window needs."""
@@ -123,8 +137,10 @@ class CacheConfig:
 
 def check_step_rows(config: CacheConfig, layer: int, key: Rows, value: Rows, position: Indices) -> None:
     """InputError unless key [B, K, S, H], value [B, K, S, V] and position [S] fit the layer."""
-    if not 0 <= layer < config.num_layers:
-        raise InputError(f"layer is {layer}; the cache has layers 0..{config.num_layers - 1}")
+    if not is_integer(layer) or not 0 <= layer < config.num_layers:
+        raise InputError(f"layer is {layer!r}; the cache has layers 0..{config.num_layers - 1}")
+    for name, rows in (("key", key), ("value", value), ("position", position)):
+        check_rows(name, rows)
     if position.ndim != 1 or not np.issubdtype(position.dtype, np.integer) or position.size == 0:
         raise InputError(f"position is {position.dtype} {position.shape}; give integers [S], S >= 1")
     heads = (config.batch_size, config.kv_num_heads, position.size)
@@ -166,6 +182,8 @@ def attend_spec(
     In float64 whatever the inputs, then cast to `out_dtype`. `scale` None is H**-0.5; `head_sink` [N] is a
     logit per head that takes weight and gives no value. Keys that are not seen do not enter the arithmetic.
     """
+    for name, rows in (("query", query), ("key", key), ("value", value)):
+        check_rows(name, rows)
     num_heads, num_new, head_size = query.shape[1:]
     kv_num_heads, num_keys = key.shape[1:3]
     if num_heads % kv_num_heads:

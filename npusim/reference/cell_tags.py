@@ -10,6 +10,7 @@ import numpy as np
 
 from npusim.errors import InputError
 from npusim.reference.caches import Indices, Mask
+from npusim.reference.numbers import check_count
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,11 @@ def flatten_step(feeds: Mapping[int, tuple[Sequence[int], int]]) -> FlatStep:
     """Lays `{sequence: (tokens, first position)}` one after the other, in the order given."""
     if not feeds or not all(tokens for tokens, _ in feeds.values()):
         raise InputError("a step needs at least one sequence, and each sequence at least one token")
+    for sequence, (given, first) in feeds.items():
+        check_count("sequence", sequence)
+        check_count(f"the first position of sequence {sequence}", first)
+        for token in given:
+            check_count(f"a token of sequence {sequence}", token)
     tokens = [token for sequence_tokens, _ in feeds.values() for token in sequence_tokens]
     positions = [first + i for given, first in feeds.values() for i in range(len(given))]
     sequences = [sequence for sequence, (given, _) in feeds.items() for _ in given]

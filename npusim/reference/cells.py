@@ -13,6 +13,7 @@ from npusim.reference.caches import (
     check_step_rows,
 )
 from npusim.reference.cell_tags import CellTags, FlatStep
+from npusim.reference.numbers import check_count, is_integer
 from npusim.reference.row_store import RowStore
 
 
@@ -75,7 +76,8 @@ class CellReferenceCache:
         return sum(store.nbytes for store in self._stores)
 
     def can_extend(self, num_tokens: int) -> bool:
-        """Whether a step of so many tokens, of whatever sequences, finds cells."""
+        """Whether a step of so many tokens, of whatever sequences, finds cells; InputError for no number."""
+        check_count("num_tokens", num_tokens)
         return num_tokens <= self.free_cells
 
     def seq_len(self, sequence: int) -> int:
@@ -147,9 +149,11 @@ class CellReferenceCache:
         self._refuse_step("fork")
         length = self.seq_len(source)
         end = length if upto is None else upto
-        if self.seq_len(target) or target < 0:
-            raise InputError(f"sequence {target} is negative or has tokens; fork to a new one")
-        if not 0 < end <= length:
+        if not is_integer(target) or target < 0 or self.seq_len(target):
+            raise InputError(
+                f"sequence {target!r} is no number of 0 or more, or has tokens; fork to a new one"
+            )
+        if not is_integer(end) or not 0 < end <= length:
             raise InputError(f"fork of sequence {source} up to {end}; it has length {length}")
         cells = [cell for position, cell in self._tags.cells_of(source).items() if position < end]
         self._tags = self._tags.with_owner(target, cells)
@@ -163,7 +167,7 @@ class CellReferenceCache:
         self._refuse_step("remove")
         length = self.seq_len(sequence)
         stop = length if end is None else end
-        if not 0 <= start <= stop <= length:
+        if not (is_integer(start) and is_integer(stop) and 0 <= start <= stop <= length):
             raise TrimError(f"removal of {start}..{stop} from sequence {sequence} of length {length}")
         held = self._tags.cells_of(sequence)
         cells = [cell for position, cell in held.items() if start <= position < stop]

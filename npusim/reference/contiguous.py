@@ -13,6 +13,7 @@ from npusim.reference.caches import (
     band_spec,
     check_step_rows,
 )
+from npusim.reference.numbers import check_count, is_integer
 from npusim.reference.row_store import RowStore
 
 
@@ -66,7 +67,8 @@ class ContiguousReferenceCache:
         return sum(store.nbytes for store in self._stores)
 
     def can_extend(self, num_tokens: int) -> bool:
-        """Whether a step of so many tokens fits."""
+        """Whether a step of so many tokens fits; InputError for what is no number of tokens."""
+        check_count("num_tokens", num_tokens)
         return self._length + num_tokens <= self._config.capacity
 
     def update_and_fetch(
@@ -99,7 +101,7 @@ class ContiguousReferenceCache:
 
     def can_rewind(self, num_tokens: int) -> bool:
         """Whether every layer still holds the whole window of the end that a rewind to `num_tokens` makes."""
-        if self._step is not None or not 0 <= num_tokens <= self._length:
+        if self._step is not None or not self._is_length(num_tokens):
             return False
         layers = range(self._config.num_layers)
         return num_tokens == 0 or all(self._holds(layer, num_tokens) for layer in layers)
@@ -108,7 +110,7 @@ class ContiguousReferenceCache:
         """Goes back to `num_tokens` stored, all layers or none; returns how many tokens were dropped."""
         if self._step is not None:
             raise InputError("a step is under way; finish or abandon it before a rewind")
-        if not 0 <= num_tokens <= self._length:
+        if not self._is_length(num_tokens):
             raise TrimError(f"rewind to {num_tokens}, but stored are {self._length}; give 0..{self._length}")
         if not self.can_rewind(num_tokens):
             layers = [n for n in range(self._config.num_layers) if not self._holds(n, num_tokens)]
@@ -130,6 +132,9 @@ class ContiguousReferenceCache:
         self._length = 0
         self._high_water = 0
         self._step = None
+
+    def _is_length(self, num_tokens: int) -> bool:
+        return is_integer(num_tokens) and 0 <= num_tokens <= self._length
 
     def _holds(self, layer: int, num_tokens: int) -> bool:
         """The slot of position p was last written by p + slots exactly when p + slots < high_water."""

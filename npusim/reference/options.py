@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from npusim.errors import ConfigError, InputError
+from npusim.reference.numbers import is_integer
 
 Array = NDArray[np.float64]
 Positions = NDArray[np.int64]
@@ -52,8 +53,8 @@ class AttentionOptions:
 
     def __post_init__(self) -> None:
         window = self.local_window_size
-        if window != -1 and window < 1:
-            raise ConfigError(f"local_window_size is {window}: it must be -1 (no window) or at least 1")
+        if not is_integer(window) or (window != -1 and window < 1):
+            raise ConfigError(f"local_window_size is {window!r}: it must be -1 (no window) or at least 1")
         if window != -1 and not self.causal:
             raise ConfigError(f"local_window_size is {window} with causal=0: a window needs causal=1")
         if not np.isfinite(self.scale):

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from npusim.errors import ConfigError, InputError
-from npusim.speculative.target import LogitRows, Target, feed
+from npusim.speculative.target import LogitRows, Target, feed, whole_number
 
 
 class Drafter(Protocol):
@@ -38,6 +38,11 @@ class DraftModel:
     def __init__(self, request: Target) -> None:
         self._request = request
         self._consumed: list[int] = []
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids that the model knows are 0 <= id < vocab_size."""
+        return self._request.vocab_size
 
     def propose(self, tokens: Sequence[int], num_tokens: int) -> list[int]:
         if not tokens:
@@ -91,8 +96,9 @@ class PromptLookup:
     max_ngram: int = 3
 
     def __post_init__(self) -> None:
-        if self.max_ngram < 1:
-            raise ConfigError(f"max_ngram is {self.max_ngram}; a lookup needs a tail of at least 1 token")
+        size = whole_number(self.max_ngram)
+        if size is None or size < 1:
+            raise ConfigError(f"max_ngram is {self.max_ngram!r}; a lookup needs a tail of 1 or more tokens")
 
     def propose(self, tokens: Sequence[int], num_tokens: int) -> list[int]:
         sequence = np.asarray(tokens)

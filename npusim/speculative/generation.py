@@ -4,17 +4,19 @@ Each target step verifies [last token] + draft in one block, at explicit positio
 last emitted token belongs, so the target itself drops the rows of a rejected draft.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import numpy as np
 import numpy.typing as npt
 
 from npusim.errors import CapacityError, ConfigError, InputError
-from npusim.speculative.drafters import Drafter
+from npusim.speculative.drafters import Drafter, DraftModel
 from npusim.speculative.sampling import Greedy, SamplingRule
-from npusim.speculative.target import Target, checked_tokens, feed
+from npusim.speculative.target import KnowsRewinds, Target, checked_tokens, feed, whole_number
+from npusim.trace import StepRecord, Traced
 
 _GREEDY = Greedy()
 
@@ -33,12 +35,15 @@ class Step:
 
     position: of the first token fed. proposed, accepted: draft tokens in the block, and those of them that
     were emitted. tokens: what was emitted, the target's own last token included unless the end came before.
+    record: what the target did in the call (stage, slots written, tokens trimmed, times, ..); only in what
+    on_step gets, and None where the target keeps no records (`Traced`). Equality leaves it out: it has times.
     """
 
     position: int
     proposed: int
     accepted: int
     tokens: tuple[int, ...]
+    record: StepRecord | None = field(default=None, compare=False)
 
     @property
     def emitted(self) -> int:
@@ -89,38 +94,62 @@ def generate(
 
     max_new_tokens: 0 does nothing at all. num_draft_tokens: most drafts per step, at least 1 with a drafter.
     eos_token_id: ends the generation and is its last token. on_step: called after every call of the target,
-    the prefill first.
+    the prefill first, with the target's record of the call; a step_listener of the target's goes on hearing.
 
     Raises InputError, CapacityError or ConfigError before the target is touched for arguments that cannot
-    hold, InputError for a drafter that proposes more than asked or no token ids; what the target and the
-    drafter raise passes through.
+    hold, among them a draft model of another vocabulary and a drafter for a target whose cache cannot always
+    drop a rejected draft; InputError for a drafter that proposes more than asked or no token ids; what the
+    target and the drafter raise passes through.
     """
     prompt = checked_tokens(prompt_ids, target.vocab_size, "prompt_ids")
     _check_prompt(target, prompt)
     _check_numbers(target, max_new_tokens=max_new_tokens, eos_token_id=eos_token_id)
     _check_drafting(target, drafter, num_draft_tokens)
+    if drafter is not None:
+        _check_rewinds(target, num_draft_tokens, len(prompt) + max_new_tokens - 1)
     if max_new_tokens == 0:
         return Generation(tokens=[], steps=(), finish_reason=FinishReason.LENGTH)
 
     verifier = sampler.verifier()
     sequence = _Sequence(prompt, limit=max_new_tokens, eos_token_id=eos_token_id, capacity=target.capacity)
-    first = sequence.emit(0, verifier.verify(feed(target, prompt, 0)[-1:], []), proposed=0)
-    if on_step:
-        on_step(first)
-    steps: list[Step] = []
-    while (reason := sequence.finish_reason) is None:
-        wanted = min(num_draft_tokens, target.max_generation_tokens - 1, sequence.room_for_drafts)
-        draft = _proposal(drafter, sequence.tokens, wanted, target.vocab_size)
-        position = len(sequence.tokens) - 1
-        rows = feed(target, [sequence.tokens[-1], *draft], position)
-        step = sequence.emit(position, verifier.verify(rows, draft), proposed=len(draft))
-        steps.append(step)
-        if on_step:
-            on_step(step)
+    with _reporting(target, on_step) as report:
+        report(sequence.emit(0, verifier.verify(feed(target, prompt, 0)[-1:], []), proposed=0))
+        steps: list[Step] = []
+        while (reason := sequence.finish_reason) is None:
+            wanted = min(num_draft_tokens, target.max_generation_tokens - 1, sequence.room_for_drafts)
+            draft = _proposal(drafter, sequence.tokens, wanted, target.vocab_size)
+            position = len(sequence.tokens) - 1
+            rows = feed(target, [sequence.tokens[-1], *draft], position)
+            steps.append(sequence.emit(position, verifier.verify(rows, draft), proposed=len(draft)))
+            report(steps[-1])
     kept = len(sequence.tokens) - 1
     if target.num_stored_tokens > kept and target.can_trim(kept):
         target.trim(kept)
     return Generation(tokens=sequence.tokens[len(prompt) :], steps=tuple(steps), finish_reason=reason)
+
+
+@contextmanager
+def _reporting(target: Target, on_step: Callable[[Step], None] | None) -> Iterator[Callable[[Step], None]]:
+    """A function that hands a step to on_step, with the target's newest record of a call."""
+    if on_step is None:
+        yield lambda _step: None
+        return
+    if not isinstance(target, Traced):
+        yield on_step
+        return
+    newest: list[StepRecord] = []
+    before = target.step_listener
+
+    def listen(record: StepRecord) -> None:
+        newest[:] = [record]
+        if before is not None:
+            before(record)
+
+    target.step_listener = listen
+    try:
+        yield lambda step: on_step(replace(step, record=newest.pop() if newest else None))
+    finally:
+        target.step_listener = before
 
 
 class _Sequence:
@@ -180,20 +209,25 @@ def _check_prompt(target: Target, prompt: list[int]) -> None:
 
 
 def _check_numbers(target: Target, *, max_new_tokens: int, eos_token_id: int | None) -> None:
-    if max_new_tokens < 0:
-        raise InputError(f"max_new_tokens is {max_new_tokens}; it must be 0 or more")
-    if eos_token_id is not None and not 0 <= eos_token_id < target.vocab_size:
+    limit = whole_number(max_new_tokens)
+    if limit is None or limit < 0:
+        raise InputError(f"max_new_tokens is {max_new_tokens!r}; it must be an integer of 0 or more")
+    if eos_token_id is None:
+        return
+    eos = whole_number(eos_token_id)
+    if eos is None or not 0 <= eos < target.vocab_size:
         raise InputError(
-            f"eos_token_id is {eos_token_id}, outside the vocabulary of the target: 0 to "
+            f"eos_token_id is {eos_token_id!r}, outside the vocabulary of the target: integers from 0 to "
             f"{target.vocab_size - 1}; leave it out to generate up to max_new_tokens"
         )
 
 
 def _check_drafting(target: Target, drafter: Drafter | None, num_draft_tokens: int) -> None:
     least = 0 if drafter is None else 1
-    if num_draft_tokens < least:
+    number = whole_number(num_draft_tokens)
+    if number is None or number < least:
         raise InputError(
-            f"num_draft_tokens is {num_draft_tokens}; it must be {least} or more"
+            f"num_draft_tokens is {num_draft_tokens!r}; it must be an integer of {least} or more"
             + (" with a drafter; leave the drafter out to decode plainly" if drafter else "")
         )
     if drafter is not None and target.max_generation_tokens < 2:
@@ -201,4 +235,23 @@ def _check_drafting(target: Target, drafter: Drafter | None, num_draft_tokens: i
             "a draft is verified in blocks of at least 2 tokens, and the target takes generate steps of "
             f"{target.max_generation_tokens}; compile it with NPUW_LLM_MAX_GENERATION_TOKEN_LEN of 2 or more "
             "or leave the drafter out"
+        )
+    if isinstance(drafter, DraftModel) and drafter.vocab_size != target.vocab_size:
+        raise InputError(
+            f"the draft model has a vocabulary of {drafter.vocab_size} tokens, the target one of "
+            f"{target.vocab_size}; a draft model must share the target's"
+        )
+
+
+def _check_rewinds(target: Target, num_draft_tokens: int, num_tokens: int) -> None:
+    """num_tokens: the most that the generation may store."""
+    block = min(num_draft_tokens + 1, target.max_generation_tokens)
+    longest = min(num_tokens, target.capacity)
+    if isinstance(target, KnowsRewinds) and not target.takes_back_blocks(
+        block_size=block, num_tokens=longest
+    ):
+        raise ConfigError(
+            f"the target's cache cannot drop every rejected draft: up to {longest} tokens a block of {block} "
+            "may evict rows that are needed again; compile the target with NPUSIM_COMMIT=DEFERRED or another "
+            "NPUSIM_KV_LAYOUT, or leave the drafter out"
         )

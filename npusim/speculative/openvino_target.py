@@ -11,7 +11,7 @@ import numpy.typing as npt
 from openvino import InferRequest, Tensor
 
 from npusim.errors import CapacityError, InputError, ModelError, TrimError
-from npusim.speculative.target import TokenArray, checked_tokens
+from npusim.speculative.target import TokenArray, checked_tokens, whole_number
 
 _FED = frozenset({"input_ids", "attention_mask", "position_ids", "beam_idx"})
 
@@ -46,9 +46,11 @@ class OpenVINOTarget:
         self._sequence_axis = sequence_axis
         self._inputs = _input_names(request)
         self.capacity = _limit("capacity", capacity)
-        self.max_generation_tokens = _limit("max_generation_tokens", max_generation_tokens or capacity)
-        self.max_prompt_len = _limit("max_prompt_len", max_prompt_len or capacity)
-        self.vocab_size = _limit("vocab_size", vocab_size or _vocab_size(request))
+        self.max_generation_tokens = _limit(
+            "max_generation_tokens", capacity if max_generation_tokens is None else max_generation_tokens
+        )
+        self.max_prompt_len = _limit("max_prompt_len", capacity if max_prompt_len is None else max_prompt_len)
+        self.vocab_size = _limit("vocab_size", _vocab_size(request) if vocab_size is None else vocab_size)
         if not request.query_state():
             raise ModelError(
                 "the model has no variable states, so no KV cache to rewind; make it stateful, or compile "
@@ -90,13 +92,14 @@ class OpenVINOTarget:
         return {"logits": outputs["logits"]}
 
     def can_trim(self, num_tokens: int) -> bool:
-        return 0 <= num_tokens <= self._stored
+        number = whole_number(num_tokens)
+        return number is not None and 0 <= number <= self._stored
 
     def trim(self, num_tokens: int) -> int:
         """Keep the first `num_tokens` tokens; the number dropped. TrimError for more than are stored."""
         if not self.can_trim(num_tokens):
             raise TrimError(
-                f"trim to {num_tokens} tokens: {self._stored} are stored; ask for 0 to {self._stored}"
+                f"trim to {num_tokens} tokens: {self._stored} are stored; keep an integer 0..{self._stored}"
             )
         dropped = self._stored - num_tokens
         self._cut(num_tokens)
@@ -190,7 +193,8 @@ def _vocab_size(request: InferRequest) -> int:
     raise ModelError("the model has no output named logits")
 
 
-def _limit(name: str, value: int) -> int:
-    if value < 1:
-        raise InputError(f"{name} is {value}; it must be at least 1")
-    return value
+def _limit(name: str, value: object) -> int:
+    number = whole_number(value)
+    if number is None or number < 1:
+        raise InputError(f"{name} is {value!r}; it must be an integer of at least 1")
+    return number

@@ -9,13 +9,14 @@ is then distributed as p: P(d) = p(d), and for every other t, (1 - p(d)) * p(t) 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
+from numbers import Real
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from npusim.errors import ConfigError, ModelError
-from npusim.speculative.target import LogitRows
+from npusim.speculative.target import LogitRows, whole_number
 
 Weights = npt.NDArray[np.float64]  # [vocab_size], a probability distribution
 
@@ -61,14 +62,14 @@ class Sampler:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not (isfinite(self.temperature) and self.temperature >= 0):
-            raise ConfigError(f"temperature is {self.temperature}; it must be a number of 0 (greedy) or more")
-        if self.top_k < 0:
-            raise ConfigError(f"top_k is {self.top_k}; it must be 0 (no cut) or a number of tokens to keep")
-        if not 0 < self.top_p <= 1:
-            raise ConfigError(f"top_p is {self.top_p}; it must be above 0 and at most 1 (no cut)")
-        if self.seed < 0:
-            raise ConfigError(f"seed is {self.seed}; it must be 0 or more")
+        if not (_is_real(self.temperature) and isfinite(self.temperature) and self.temperature >= 0):
+            raise ConfigError(f"temperature is {self.temperature!r}; it must be a number, 0 (greedy) or more")
+        if not _is_count(self.top_k):
+            raise ConfigError(f"top_k is {self.top_k!r}; it must be 0 (no cut) or a number of tokens to keep")
+        if not (_is_real(self.top_p) and 0 < self.top_p <= 1):
+            raise ConfigError(f"top_p is {self.top_p!r}; it must be above 0 and at most 1 (no cut)")
+        if not _is_count(self.seed):
+            raise ConfigError(f"seed is {self.seed!r}; it must be a whole number of 0 or more")
 
     def verifier(self) -> Verifier:
         return _GreedyVerifier() if self.temperature == 0 else _SamplingVerifier(self)
@@ -135,6 +136,15 @@ class _SamplingVerifier:
         # 1 - 2**-53, and no total times that rounds up to the total.
         point = self._random.random() * cumulative[-1]
         return int(np.searchsorted(cumulative, point, side="right"))
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_count(value: object) -> bool:
+    number = whole_number(value)
+    return number is not None and number >= 0
 
 
 def _normalised(weights: Weights) -> Weights:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from operator import index
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +59,17 @@ class Target(Protocol):
         """Forget the conversation."""
 
 
+@runtime_checkable
+class KnowsRewinds(Protocol):
+    """A target that can say beforehand whether it will be able to drop any rejected draft."""
+
+    def takes_back_blocks(self, *, block_size: int, num_tokens: int) -> bool:
+        """Whether all but the first token of a newest block can be dropped, at every length up to num_tokens.
+
+        block_size: tokens of the largest block.
+        """
+
+
 def feed(target: Target, tokens: Sequence[int], position: int) -> LogitRows:
     """Run `tokens` at absolute positions from `position` on; their logits [n, vocab_size], not copied.
 
@@ -85,13 +96,24 @@ def feed(target: Target, tokens: Sequence[int], position: int) -> LogitRows:
     return newest
 
 
+def whole_number(value: object) -> int | None:
+    """`value` as an int; None for what is no integer: 2.0 and True are none."""
+    try:
+        return None if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
 def checked_tokens(values: Sequence[int] | npt.NDArray[np.integer], vocab_size: int, what: str) -> list[int]:
     """`values` as Python ints; InputError, naming `what`, unless all are token ids below `vocab_size`."""
     try:
-        tokens = [index(value) for value in values]
+        given = list(values)
+        tokens = [index(value) for value in given]
     except TypeError as error:
         raise InputError(f"{what} must be a flat sequence of integers: {error}") from error
     for place, token in enumerate(tokens):
+        if isinstance(given[place], bool):
+            raise InputError(f"{what}[{place}] is {given[place]}; a token id is an integer")
         if not 0 <= token < vocab_size:
             raise InputError(
                 f"{what}[{place}] is {token}, outside the vocabulary of the target: 0 to {vocab_size - 1}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -11,6 +12,7 @@ from tiny_llm import TINY, assert_fresh, cache_bytes, feed, new_request, text
 from tiny_model import VOCAB_SIZE
 
 from npusim import CapacityError, InputError, LLMInferRequest, NpuSimError, TrimError
+from npusim.step_inputs import INPUT_NAMES
 
 STORED = 7
 CONTINUE = text(9)[STORED:]
@@ -57,7 +59,11 @@ BAD: dict[str, tuple[object, type[NpuSimError], str]] = {
     # token ids
     "token too large": (block([2, VOCAB_SIZE]), InputError, r"input_ids contains 17; token ids are 0\.\.16"),
     "token negative": (block([-1, 5]), InputError, r"input_ids contains -1; token ids are 0\.\.16"),
-    "token beyond int64": (block(np.array([2**64 - 1], np.uint64)), InputError, r"token ids are 0\.\.16"),
+    "token beyond int64": (
+        block(np.array([2**64 - 1], np.uint64)),
+        InputError,
+        "input_ids contains 18446744073709551615, which no int64 holds",
+    ),
     # positions
     "gap": (block(positions=[9, 10]), InputError, r"begins at 9, but 7 .* 7\.\.8 would be a gap; begin at 7"),
     "gap of one": (block([3], positions=[8]), InputError, r"begins at 8, but 7 tokens are stored"),
@@ -93,6 +99,7 @@ BAD: dict[str, tuple[object, type[NpuSimError], str]] = {
         InputError,
         "unknown input 'beam_idx'; inputs are input_ids, attention_mask, position_ids",
     ),
+    "numbers as names": ({0: np.array([[2]]), "foo": 1}, InputError, "unknown input 0; inputs are input_ids"),
     "no input_ids": (
         {"position_ids": np.array([[7]])},
         InputError,
@@ -139,7 +146,7 @@ def test_bad_inputs_are_refused_before_anything_changes(name: str, commit: str) 
 @pytest.mark.parametrize("name", BAD)
 def test_the_same_inputs_set_as_tensors_are_refused(name: str) -> None:
     inputs, error, message = BAD[name]
-    if not isinstance(inputs, Mapping) or "beam_idx" in inputs:
+    if not isinstance(inputs, Mapping) or not set(INPUT_NAMES).issuperset(inputs):
         return
     request, tokens = new_request(), text(9)
     feed(request, tokens[:STORED], 0)
@@ -189,10 +196,11 @@ def test_a_trim_to_what_is_no_length(num_tokens: object) -> None:
     assert_fresh(TINY, feed(request, [4], 6), [*tokens[:6], 4])
 
 
-@pytest.mark.parametrize("name", ["logits", "beam_idx", "past_key_values.0.key"])
-def test_tensors_that_cannot_be_set_or_got(name: str) -> None:
+@pytest.mark.parametrize("name", ["logits", "beam_idx", "past_key_values.0.key", 0, None, ["input_ids"]])
+def test_tensors_that_cannot_be_set_or_got(name: object) -> None:
     request = new_request()
-    with pytest.raises(InputError, match=f"unknown input '{name}'; inputs are input_ids, attention_mask"):
+    message = re.escape(f"unknown input {name!r}; inputs are input_ids, attention_mask")
+    with pytest.raises(InputError, match=message):
         request.set_tensor(name, np.ones((1, 1), np.int64))
-    with pytest.raises(InputError, match=name):
+    with pytest.raises(InputError, match="logits are not there yet" if name == "logits" else message):
         request.get_tensor(name)

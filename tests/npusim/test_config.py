@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+from fractions import Fraction
+
+import numpy as np
 import pytest
 
 from npusim.config import OPTIONS, LLMConfig
@@ -74,13 +78,20 @@ def test_the_defaults() -> None:
     assert config.execution is Execution.FAST
 
 
-@pytest.mark.parametrize("value", ["48", 48, 48.0, " 48 "])
+@pytest.mark.parametrize(
+    "value", ["48", 48, 48.0, " 48 ", "+48", np.int16(48), np.float32(48), Fraction(96, 2), Decimal("48.0")]
+)
 def test_lengths_may_be_numbers_or_text(value: object) -> None:
     assert parsed("NPUW_LLM_MAX_PROMPT_LEN", value).max_prompt_len == 48
 
 
 @pytest.mark.parametrize(
-    "value", ["", "many", "4.5", 4.5, "0x20", True, False, None, [48], float("nan"), float("inf")]
+    "value",
+    [
+        *["", "many", "4.5", "48.0", "0x20", "4_8", "٤", b"48", None, [48], np.array(48), np.array([48])],
+        *[True, False, np.bool_(True), 4.5, np.float32(4.5), Fraction(9, 2), Decimal("4.5"), 48j],
+        *[float("nan"), float("inf"), Decimal("nan"), Decimal("inf"), np.float32("nan")],
+    ],
 )
 def test_what_is_no_length(value: object) -> None:
     with pytest.raises(ConfigError, match=r"NPUW_LLM_MIN_RESPONSE_LEN=.*; a whole number is needed"):
@@ -102,6 +113,18 @@ def test_the_least_of_each_length(key: str, least: int) -> None:
     for value in (least - 1, -7):
         with pytest.raises(ConfigError, match=f"{key}={value}; at least {least} is needed"):
             parsed(key, value)
+
+
+@pytest.mark.parametrize("value", [2**31, 10**30, "1" + 100 * "0", 1e300, Decimal("1e12")])
+@pytest.mark.parametrize("key", ["NPUW_LLM_MAX_PROMPT_LEN", "NPUW_LLM_MIN_RESPONSE_LEN", "NPUSIM_KV_SLACK"])
+def test_a_length_beyond_what_graphs_count_is_refused_with_the_limit(key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=rf"{key}=\d+; at most 2147483647 is possible"):
+        parsed(key, value)
+
+
+def test_lengths_that_graphs_count_only_one_by_one_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"MIN_RESPONSE_LEN - 1=4000000000; at most 2147483647"):
+        LLMConfig(max_prompt_len=2 * 10**9, min_response_len=2 * 10**9 + 1)
 
 
 @pytest.mark.parametrize(
@@ -160,6 +183,9 @@ def test_a_chunk_must_fit_into_the_prompt() -> None:
     assert LLMConfig.from_mapping(lengths).chunk_size == 20
     with pytest.raises(ConfigError, match="CHUNK_SIZE=21 does not fit into NPUW_LLM_MAX_PROMPT_LEN=20; give"):
         LLMConfig.from_mapping({**lengths, "NPUW_LLM_PREFILL_CHUNK_SIZE": 21})
+    whole = {"NPUW_LLM_PREFILL_HINT": "STATIC", "NPUW_LLM_PREFILL_CHUNK_SIZE": 4000}
+    assert LLMConfig.from_mapping({**lengths, **whole}).chunk_size == 20, "no chunk is used"
+    assert LLMConfig.from_mapping(whole).fitted(None).chunk_size == 1024
 
 
 def test_a_block_must_fit_into_the_capacity() -> None:

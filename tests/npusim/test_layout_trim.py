@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layout_sim import Simulation, fed, linear, ring, rolling, windowed_layouts
 
-from npusim.layout import Layout, RingLayout, RollingLayout
+from npusim.layout import Layout, RingLayout, RollingLayout, takes_back_blocks
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
@@ -71,6 +71,31 @@ def test_rolling_trim_follows_the_resident_counts() -> None:
         for k in range(stored):
             expected = counts[stored - k] == counts[stored] - k
             assert layout.can_trim(stored, stored + 3, stored - k) is expected
+
+
+@pytest.mark.parametrize(
+    "layout", [rolling(4, 4), rolling(6, 4), rolling(9, 2), ring(3, 4), ring(5, 4), ring(7, 4), linear(24, 3)]
+)
+def test_taking_blocks_back_is_said_of_every_length(layout: Layout) -> None:
+    for block_size, num_tokens in itertools.product(range(1, 6), range(1, 25)):
+        expected = all(
+            layout.can_trim(stored, stored, num_kept)
+            for stored in range(block_size, num_tokens + 1)
+            for num_kept in range(stored - block_size + 1, stored)
+        )
+        assert takes_back_blocks(layout, block_size=block_size, num_tokens=num_tokens) is expected
+
+
+@pytest.mark.parametrize("window", [1, 2, 4])
+@pytest.mark.parametrize("slack", [0, 1, 3])
+def test_a_ring_is_trimmed_by_the_rule_and_nothing_stricter(window: int, slack: int) -> None:
+    capacity = max(1, window - 1 + slack)
+    layout = ring(capacity, window)
+    for high_water in range(15):
+        for stored in range(high_water + 1):
+            for m in range(stored):
+                rule = m == 0 or max(0, m - window + 1) >= high_water - capacity
+                assert layout.can_trim(stored, high_water, m) is rule
 
 
 def test_a_ring_rewound_twice_remembers_how_far_it_was_written() -> None:

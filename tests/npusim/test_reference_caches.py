@@ -221,13 +221,13 @@ def test_specs_that_do_not_fit_are_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_layers": 0}, "num_layers is 0; give 1 or more"),
+        ({"num_layers": 0}, "num_layers is 0; give an integer of 1 or more"),
         ({"kv_num_heads": 0}, "kv_num_heads is 0"),
         ({"head_size": -1}, "head_size is -1"),
         ({"v_head_size": 0}, "v_head_size is 0"),
         ({"capacity": 0}, "capacity is 0"),
         ({"batch_size": 0}, "batch_size is 0"),
-        ({"window_slack": -1}, "window_slack is -1; give 0 or more"),
+        ({"window_slack": -1}, "window_slack is -1; give an integer of 0 or more"),
         ({"windows": (4, -1)}, "windows has 2 entries for 4 layers"),
         ({"windows": ()}, "windows has 0 entries for 4 layers"),
         ({"windows": (4, -1, 0, 4)}, r"windows\[2\] is 0"),

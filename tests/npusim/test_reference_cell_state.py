@@ -137,8 +137,8 @@ def test_impossible_forks_and_removals_are_refused() -> None:
     cache = cells_of()
     store(cache, log_of(cache), s0=3, s1=1)
     for source, target, upto, message in [
-        (0, 1, 2, "sequence 1 is negative or has tokens"),
-        (0, -1, 2, "sequence -1 is negative or has tokens"),
+        (0, 1, 2, "sequence 1 is no number of 0 or more, or has tokens"),
+        (0, -1, 2, "sequence -1 is no number of 0 or more, or has tokens"),
         (0, 2, 4, "fork of sequence 0 up to 4; it has length 3"),
         (0, 2, 0, "fork of sequence 0 up to 0"),
         (7, 2, None, "fork of sequence 7 up to 0; it has length 0"),

@@ -24,7 +24,7 @@ def trims_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def gaps_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the check of positions nor the one behind it, that a trim goes back."""
-    monkeypatch.setattr(npusim.step_inputs, "_read_start", lambda positions, *_: int(positions[0, 0]))
+    monkeypatch.setattr(npusim.step_inputs, "_check_positions", lambda _step, _num_stored_tokens: None)
     monkeypatch.setattr(KVManager, "check_trim", lambda _self, _num_tokens: None)
 
 

@@ -103,10 +103,38 @@ def test_get_tensor_hands_out_inputs_and_logits() -> None:
     logits = request.get_tensor("logits")
     assert (logits.element_type, list(logits.shape)) == (ov.Type.f32, [1, 8, VOCAB_SIZE])
     assert_fresh(TINY, logits.data, tokens)
-    request.reset_state()
-    for name in ("input_ids", "logits"):
-        with pytest.raises(InputError, match=name):
-            request.get_tensor(name)
+    request.reset_state()  # as in OpenVINO: the conversation goes, tensors stay
+    assert request.get_tensor("input_ids").data.tolist() == [tokens]
+    assert_fresh(TINY, request.get_tensor("logits").data, tokens)
+    assert_fresh(TINY, request.infer()["logits"], tokens)
+
+
+def test_an_input_that_is_got_shares_the_memory_of_what_was_set() -> None:
+    request, tokens = new_request(), text(8)
+    block = np.array([tokens])
+    request.set_tensor("input_ids", block)
+    request.get_tensor("input_ids").data[0, 7] = 3
+    assert block[0, 7] == 3
+    assert_fresh(TINY, request.infer()["logits"], [*tokens[:7], 3])
+    block.setflags(write=False)
+    assert request.get_tensor("input_ids").data.tolist() == block.tolist()
+    request.set_tensor("input_ids", [tokens])
+    assert request.get_tensor("input_ids").data.tolist() == [tokens]
+    request.set_tensor("input_ids", None)
+    with pytest.raises(InputError, match="input_ids is object; an integer type"):
+        request.get_tensor("input_ids")
+
+
+def test_ports_of_the_model_name_inputs_too() -> None:
+    llm = compile_tiny(TINY, **SIZES)
+    request, tokens = llm.create_infer_request(), text(8)
+    tokens_port, mask_port = (llm.generate_model.input(name) for name in ("input_ids", "attention_mask"))
+    request.set_tensor(mask_port, np.ones((1, 8), np.int64))
+    assert_fresh(TINY, request.infer({tokens_port: np.array([tokens])})["logits"], tokens)
+    assert request.get_tensor(llm.compiled_prefill.input("attention_mask")).data.sum() == 8
+    assert_fresh(TINY, request.get_tensor(llm.compiled_prefill.output("logits")).data, tokens)
+    with pytest.raises(InputError, match=r"unknown input .*past_key_values\.0\.key"):
+        request.set_tensor(llm.generate_model.input("past_key_values.0.key"), np.ones((1, 8)))
 
 
 def test_logits_are_a_copy_unless_outputs_are_shared() -> None:

@@ -104,6 +104,14 @@ def test_rows_without_a_distribution_are_refused(bad: list[float]) -> None:
         ({"top_p": 1.5}, "top_p is 1.5"),
         ({"top_p": float("nan")}, "top_p is nan"),
         ({"seed": -3}, "seed is -3"),
+        ({"seed": 1.5}, "seed is 1.5"),
+        ({"seed": None}, "seed is None"),
+        ({"top_k": 2.5}, "top_k is 2.5"),
+        ({"top_k": True}, "top_k is True"),
+        ({"top_p": "0.5"}, "top_p is '0.5'"),
+        ({"temperature": "warm"}, "temperature is 'warm'"),
+        ({"temperature": True}, "temperature is True"),
+        ({"temperature": None}, "temperature is None"),
     ],
 )
 def test_settings_that_cannot_hold_are_refused(arguments: dict[str, float], message: str) -> None:

@@ -1,10 +1,13 @@
 """The KV sanitizer: silent on right graphs, precise on wrong ones, and without a trace in the cache."""
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import openvino.opset13 as ops
 import pytest
+from tiny_llm import feed, new_request, text
+from tiny_model import TinyModel, Weights
 
 import npusim
 import transforms.frames
@@ -48,6 +51,26 @@ def test_a_right_graph_passes_with_the_same_bits(name: str, layout: str, commit:
         np.testing.assert_allclose(got, want, rtol=0, atol=2e-6)
     for one, other in zip(checked.kv.groups, plain.kv.groups, strict=True):
         np.testing.assert_allclose(one.past, other.past, rtol=0, atol=2e-3 if precision == "F16" else 2e-6)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _FaintModel(TinyModel):
+    """Values so near 0 that float16 keeps few of their digits, or none."""
+
+    size: float
+
+    def weights(self) -> Weights:
+        plain = super().weights()
+        return replace(plain, embedding=plain.embedding * np.float32(self.size))
+
+
+@pytest.mark.parametrize("size", [1e-9, 1e-8, 3e-8, 1e-7, 1e-6, 1e-5])
+def test_rounding_to_float16_is_no_leak(size: float) -> None:
+    request = new_request(_FaintModel(windows=(4, -1), size=size), precision="F16", sanitize="YES")
+    feed(request, text(9), 0)
+    for start in (9, 11):
+        feed(request, text(3), start)
+    assert request.num_stored_tokens == 14
 
 
 def _see_one_slot_too_many(step: transforms.frames.Step, capacity: int) -> transforms.frames.PastKeys:

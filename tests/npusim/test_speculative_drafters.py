@@ -195,9 +195,10 @@ def test_lookup_equals_a_naive_search(tokens: list[int], max_ngram: int, num_tok
     assert PromptLookup(max_ngram).propose(tokens, num_tokens) == naive()
 
 
-def test_lookup_takes_a_tail_of_at_least_one() -> None:
-    with pytest.raises(ConfigError, match="max_ngram is 0"):
-        PromptLookup(0)
+@pytest.mark.parametrize("max_ngram", [0, -1, 1.5, True, "3", None])
+def test_lookup_takes_a_tail_of_at_least_one(max_ngram: object) -> None:
+    with pytest.raises(ConfigError, match=f"max_ngram is {max_ngram!r}; a lookup needs a tail of 1 or more"):
+        PromptLookup(max_ngram)
 
 
 def test_a_script_is_asked_with_the_sequence_and_the_number() -> None:

@@ -8,8 +8,8 @@ import pytest
 from acceptance_patterns import PatternDrafter
 from toy_target import Call, ToyTarget, hashed, plain_greedy
 
-from npusim.errors import CapacityError, ConfigError, InputError, ModelError, TrimError
-from npusim.speculative import FinishReason, Greedy, PromptLookup, Scripted, Step, generate
+from npusim.errors import InputError, ModelError, TrimError
+from npusim.speculative import FinishReason, Greedy, PromptLookup, Scripted, generate
 from npusim.stage import Stage
 
 VOCAB = 11
@@ -212,87 +212,11 @@ def test_a_lookup_on_repeating_text_is_accepted_and_lossless() -> None:
     assert result.tokens_per_target_step > 2.5
 
 
-def test_on_step_sees_every_call_of_the_target_prefill_first() -> None:
-    seen: list[Step] = []
-    result = generate(
-        ToyTarget(),
-        PROMPT,
-        max_new_tokens=10,
-        drafter=Scripted(truth_after),
-        num_draft_tokens=3,
-        on_step=seen.append,
-    )
-    assert seen[0] == Step(position=0, proposed=0, accepted=0, tokens=(TRUTH[0],))
-    assert tuple(seen[1:]) == result.steps
-    assert [token for step in seen for token in step.tokens] == TRUTH[:10]
-
-
 def test_no_token_wanted_leaves_the_target_alone() -> None:
     target = ToyTarget()
     result = generate(target, PROMPT, max_new_tokens=0)
     assert (result.tokens, result.steps, target.calls) == ([], (), [])
     assert (result.acceptance_rate, result.tokens_per_target_step) == (0.0, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("prompt", "arguments", "error", "message"),
-    [
-        ([], {}, InputError, "prompt_ids is empty"),
-        ([3, 11], {}, InputError, r"prompt_ids\[1\] is 11, outside the vocabulary of the target: 0 to 10"),
-        ([3, -1], {}, InputError, r"prompt_ids\[1\] is -1"),
-        ([0.5], {}, InputError, "flat sequence of integers: 'float' object"),
-        ([[1, 2]], {}, InputError, "flat sequence of integers: 'list' object"),
-        (np.array([[1, 2]]), {}, InputError, "flat sequence of integers: only integer scalar"),
-        (np.array([[1]]), {}, InputError, "flat sequence of integers: only integer scalar"),
-        (3, {}, InputError, "flat sequence of integers: 'int' object is not iterable"),
-        ([1] * 17, {}, CapacityError, "the prompt has 17 tokens, the target takes 16"),
-        (PROMPT, {"max_new_tokens": -1}, InputError, "max_new_tokens is -1"),
-        (PROMPT, {"eos_token_id": 11}, InputError, "eos_token_id is 11, outside the vocabulary"),
-        (PROMPT, {"eos_token_id": -1}, InputError, "eos_token_id is -1, outside the vocabulary"),
-        (PROMPT, {"num_draft_tokens": -1}, InputError, "num_draft_tokens is -1; it must be 0 or more"),
-        (
-            PROMPT,
-            {"num_draft_tokens": 0, "drafter": PromptLookup()},
-            InputError,
-            "num_draft_tokens is 0; it must be 1 or more with a drafter",
-        ),
-    ],
-)
-def test_arguments_that_cannot_hold_are_refused_before_the_target_is_touched(
-    prompt: list[int], arguments: dict[str, int], error: type[Exception], message: str
-) -> None:
-    target = ToyTarget()
-    generate(target, [1, 2], max_new_tokens=2)
-    calls = list(target.calls)
-    with pytest.raises(error, match=message):
-        generate(target, prompt, **{"max_new_tokens": 4, **arguments})
-    assert target.calls == calls
-    assert generate(target, PROMPT, max_new_tokens=4).tokens == TRUTH[:4]
-
-
-def test_a_target_without_room_for_a_draft_refuses_a_drafter() -> None:
-    target = ToyTarget(max_generation_tokens=1)
-    with pytest.raises(ConfigError, match="NPUW_LLM_MAX_GENERATION_TOKEN_LEN of 2 or more"):
-        generate(target, PROMPT, max_new_tokens=4, drafter=PromptLookup())
-    assert target.calls == []
-    assert generate(target, PROMPT, max_new_tokens=4).tokens == TRUTH[:4]
-
-
-@pytest.mark.parametrize(
-    ("draft", "message"),
-    [
-        ([1, 2, 3], "the drafter proposed 3 tokens and was asked for 2 at most"),
-        ([1, 11], r"the draft\[1\] is 11, outside the vocabulary of the target: 0 to 10"),
-        ([-1], r"the draft\[0\] is -1, outside"),
-    ],
-)
-def test_a_draft_that_breaks_the_agreement_is_refused_before_it_is_fed(
-    draft: list[int], message: str
-) -> None:
-    target = ToyTarget()
-    with pytest.raises(InputError, match=message):
-        generate(target, PROMPT, max_new_tokens=9, drafter=Scripted(lambda *_: draft), num_draft_tokens=2)
-    assert target.stored == PROMPT
 
 
 @pytest.mark.parametrize("call", range(4))

@@ -232,7 +232,7 @@ def test_a_refused_call_changes_nothing(
     np.testing.assert_allclose(rows, fresh_logits(small_attention, [*PROMPT, 4])[-1:], atol=1e-5)
 
 
-@pytest.mark.parametrize("num_tokens", [-1, 7])
+@pytest.mark.parametrize("num_tokens", [-1, 7, 2.5])
 def test_a_trim_beyond_what_is_stored_is_refused(num_tokens: int) -> None:
     target = target_of()
     feed(target, PROMPT, 0)
@@ -273,10 +273,11 @@ def test_a_call_that_openvino_fails_leaves_the_rows_below_it(first: int, count: 
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("capacity", 0), ("max_generation_tokens", -1), ("max_prompt_len", -2)]
+    ("name", "value"),
+    [("capacity", 2.5), ("max_generation_tokens", 0), ("max_prompt_len", -2)],
 )
-def test_limits_that_cannot_hold_are_refused(name: str, value: int) -> None:
-    with pytest.raises(InputError, match=f"{name} is {value}; it must be at least 1"):
+def test_limits_that_cannot_hold_are_refused(name: str, value: float) -> None:
+    with pytest.raises(InputError, match=f"{name} is {value}; it must be an integer of at least 1"):
         target_of(**{name: value})
 
 

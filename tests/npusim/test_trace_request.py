@@ -5,10 +5,11 @@ import pytest
 from model_files import READABLE
 
 import npusim
-from npusim.errors import CapacityError, TrimError
+from npusim.errors import CapacityError, InputError, TrimError
 from npusim.replay import replay
 from npusim.speculative import Scripted, generate
 from npusim.stage import Stage
+from npusim.static_graph import StaticGraph
 from npusim.trace import StepRecord, WindowRecord
 
 
@@ -35,7 +36,7 @@ PROMPT = [40, 41, 200, 17, 3]
 
 
 def recorded(llm: npusim.CompiledLLM) -> list[StepRecord]:
-    """Rejected drafts, trims, a reset, a prompt of one token and two refusals."""
+    """Rejected drafts, trims, a reset, a prompt of one token and five refusals."""
     records: list[StepRecord] = []
     request = llm.create_infer_request()
     request.step_listener = records.append
@@ -45,6 +46,13 @@ def recorded(llm: npusim.CompiledLLM) -> list[StepRecord]:
     request.infer({"input_ids": np.array([[5, 6]])})
     with pytest.raises(CapacityError, match="a block of 5 tokens"):
         request.infer({"input_ids": np.array([[1, 2, 3, 4, 5]])})
+    for refused in (
+        {"position_ids": [[30]]},
+        {"position_ids": [[2, 9]], "input_ids": [[1, 2]]},
+        {"input_ids": [[-4]]},
+    ):
+        with pytest.raises(InputError, match=r"gap|not consecutive|token ids are"):
+            request.infer({"input_ids": [[7]], **refused})
     request.reset_state()
     generate(request, [257], max_new_tokens=12, drafter=flawed, num_draft_tokens=2)
     with pytest.raises(CapacityError, match="a prompt of 10 tokens"):
@@ -78,12 +86,58 @@ def test_a_replay_reproduces_a_request_bit_for_bit(
 ) -> None:
     llm: npusim.CompiledLLM = request.getfixturevalue(policy)
     records = recorded(llm)
-    assert [record.error for record in records if record.error] == ["CapacityError"] * 2
+    errors = [record.error for record in records if record.error]
+    assert errors == ["CapacityError", *["InputError"] * 3, "CapacityError"]
     assert max(record.trimmed for record in records) == 5, "by trim"
     used = llm.create_infer_request()
     generate(used, [1, 2, 3], max_new_tokens=12)
     assert replay(records, used).difference is None
     assert replay(records, eager.create_infer_request()).difference is None, "commit is not seen from outside"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "positions"),
+    [
+        ({"position_ids": [[6, 7]]}, (6, 7)),
+        ({"position_ids": [[5, 9]]}, (5, 9)),
+        ({"position_ids": [[-1, 0]]}, (-1, 0)),
+        ({"attention_mask": [[1, 1]]}, (5, 6)),
+        ({"input_ids": [[4, 10**6]]}, (5, 6)),
+    ],
+)
+def test_a_refused_call_leaves_a_record_of_what_was_given(
+    eager: npusim.CompiledLLM, inputs: dict[str, list[list[int]]], positions: tuple[int, ...]
+) -> None:
+    records: list[StepRecord] = []
+    request = eager.create_infer_request()
+    request.infer({"input_ids": [PROMPT]})
+    request.step_listener = records.append
+    given = {"input_ids": [[4, 5]], **inputs}
+    with pytest.raises(InputError):
+        request.infer(given)
+    (record,) = records
+    assert (record.error, record.tokens) == ("InputError", tuple(given["input_ids"][0]))
+    assert (record.positions, record.windows, record.logits_sha256) == (positions, (), "")
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_call_that_fails_inside_leaves_a_record(
+    eager: npusim.CompiledLLM, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    def fail(_graph: StaticGraph) -> None:
+        raise error("the device is gone")
+
+    records: list[StepRecord] = []
+    request = eager.create_infer_request()
+    request.step_listener = records.append
+    request.infer({"input_ids": [PROMPT]})
+    with monkeypatch.context() as patched:
+        patched.setattr(StaticGraph, "run", fail)
+        with pytest.raises(error, match="the device is gone"):
+            request.infer({"input_ids": [[4, 5]]})
+    request.infer({"input_ids": [[4, 5]]})
+    assert [record.error for record in records] == ["", error.__name__, ""]
+    assert [record.positions for record in records[1:]] == [(5, 6)] * 2
 
 
 def test_a_trim_that_is_refused_once_is_refused_in_the_replay() -> None:
