@@ -191,7 +191,10 @@ def _drafter(draft: str | None, config: Mapping[str, str | int]) -> speculative.
 def _kinds(text: str) -> tuple[BackendKind, ...]:
     """Comma separated names of runtimes, for argparse."""
     try:
-        return tuple(dict.fromkeys(BackendKind(part.strip()) for part in text.split(",")))
+        kinds = tuple(BackendKind(part.strip()) for part in text.split(","))
     except ValueError as error:
         names = ", ".join(kind.value for kind in BackendKind)
         raise argparse.ArgumentTypeError(f"{text!r}: choose from {names}, with commas between") from error
+    if len(set(kinds)) < len(kinds):
+        raise argparse.ArgumentTypeError(f"{text!r}: a runtime is named twice; name each once")
+    return kinds
