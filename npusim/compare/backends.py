@@ -174,8 +174,8 @@ def check_vocabulary(ours: int, theirs: int) -> None:
     """ModelError where the logits of a model are of another width than the simulator's."""
     if theirs != ours:
         raise ModelError(
-            f"its logits are of {theirs} token ids, those of the simulated model of {ours}; compare models of "
-            "one vocabulary"
+            f"its logits are of {theirs} token ids, those of the simulated model of {ours}; compare models "
+            "of one vocabulary"
         )
 
 
