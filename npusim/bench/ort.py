@@ -20,7 +20,7 @@ class OrtSession:
         source = model if isinstance(model, bytes) else str(model)
         self._session = open_session(source, num_threads=available_threads())
         self._values = import_module("onnxruntime").OrtValue
-        self._failures = failure_types()
+        self._failures = (RuntimeError, *failure_types())  # a bare RuntimeError for wrong buffers
         self._binding = self._session.io_binding()
         self._bound: dict[str, Any] = {}
 

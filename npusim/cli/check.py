@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from npusim.check import CheckedLayer, CheckReport, check_model
 from npusim.cli.output import Json, new_table, plain, print_json, progress, stdout
 from npusim.cli.parsers import Subparsers, add_command
+from npusim.cli.tables import print_table
 from npusim.npuw_probe import NativeProbe, probe_layer
 from npusim.onnx_attention import AttentionLayer, Rotary
 
@@ -88,7 +89,7 @@ def _print_report(report: CheckReport, native: Native | None) -> None:
     for checked in report.layers:
         table.add_row(*(plain(cell) for cell in _cells(checked, native)))
     console = stdout()
-    console.print(table)
+    print_table(console, table)
     for line in _native_details(native or {}):
         console.print(plain(line), soft_wrap=True)
     for refusal in report.refusals:

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from npusim.cli.output import Json, finite, new_table, plain, stdout
+from npusim.cli.tables import print_table
 from npusim.compare import BackendReport, Comparison, ComparisonReport
 from npusim.compare.calls import Call
 from npusim.compare.differences import ArgmaxFlip, StepDifference
@@ -21,12 +22,12 @@ def print_report(asked: Comparison, report: ComparisonReport) -> None:
     """The table of steps, what the likeliest token became, layers, verdicts."""
     console = stdout()
     console.print(plain("largest logits difference to the simulator"), style="bold")
-    console.print(_step_table(report))
+    print_table(console, _step_table(report))
     _print_flips(console, report)
     if asked.layers:
         console.print()
         console.print(plain("largest attention difference to the simulator"), style="bold")
-        console.print(_layer_table(report.backends))
+        print_table(console, _layer_table(report.backends))
     console.print()
     for backend in report.backends:
         for line in _verdict(backend, report.calls):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from npusim.cli.output import Json, new_table, plain, print_fields, print_json, progress, stdout
 from npusim.cli.parsers import Subparsers, add_command
+from npusim.cli.tables import print_table
 from npusim.export import ExportedLayer, ExportSummary, Tokenizer, export
 
 DESCRIPTION = """\
@@ -83,7 +84,7 @@ def _print_summary(summary: ExportSummary) -> None:
     for exported in summary.layers:
         table.add_row(*(plain(cell) for cell in _cells(exported)))
     console = stdout()
-    console.print(table)
+    print_table(console, table)
     print_fields(console, {"written to": str(summary.folder), "files": ", ".join(summary.files)})
     for note in summary.notes:
         console.print(plain(f"note: {note}"), soft_wrap=True)

@@ -7,6 +7,7 @@ from npusim.cache_plan import LayerCache, plan_caches
 from npusim.cli.config_help import config_keys
 from npusim.cli.output import Json, new_table, plain, print_json, stdout
 from npusim.cli.parsers import Subparsers, add_command, add_config_option, at_least, parse_config
+from npusim.cli.tables import print_table
 from npusim.config import LLMConfig
 from npusim.config_choices import KVLayout
 from npusim.config_values import ConfigValue
@@ -95,7 +96,7 @@ def _print_report(config: LLMConfig, chosen: tuple[LayerCache, ...], linear: tup
         )
         table.add_row(*(plain(cell) for cell in cells))
     console = stdout()
-    console.print(table)
+    print_table(console, table)
     total, all_linear = _total(chosen), _total(linear)
     console.print(
         plain(
