@@ -20,7 +20,8 @@ class OrtSession:
         source = model if isinstance(model, bytes) else str(model)
         self._session = open_session(source, num_threads=available_threads())
         self._values = import_module("onnxruntime").OrtValue
-        self._failures = (RuntimeError, *failure_types())  # a bare RuntimeError for wrong buffers
+        # A bare RuntimeError for wrong buffers.
+        self._failures: tuple[type[Exception], ...] = (RuntimeError, *failure_types())
         self._binding = self._session.io_binding()
         self._bound: dict[str, Any] = {}
 
