@@ -23,7 +23,11 @@ columns:
 examples:
   npusim export model.onnx exported
   npusim export model.onnx exported --tokenizer tokenizer_folder
-  python -c 'import openvino_genai as g; print(g.LLMPipeline("exported", "CPU").generate("Hi"))'
+
+and then, in Python
+  import openvino_genai
+  pipeline = openvino_genai.LLMPipeline("exported", "CPU")
+  print(pipeline.generate("Return a list of", max_new_tokens=64))
 
 exit code: 0 if the model was written, 2 if it cannot be"""
 
@@ -44,7 +48,11 @@ def register(subparsers: Subparsers) -> None:
         help="folder with openvino_tokenizer.xml and openvino_detokenizer.xml; bytes: one token per byte "
         "(259 tokens); none: the pipeline takes token ids. Left out: bytes where the vocabulary is that",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace a model that is there already")
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace the model that OUT_DIR holds; files of other names stay",
+    )
     parser.add_argument(
         "--no-probe", action="store_true", help="do not ask what the installed NPUW does with each layer"
     )
