@@ -1,17 +1,29 @@
 """`npusim plan`: KV memory of a model at any length, nothing allocated."""
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import replace
 
 from npusim.cache_plan import LayerCache, plan_caches
 from npusim.cli.config_help import config_keys
 from npusim.cli.output import Json, new_table, plain, print_json, stdout
-from npusim.cli.parsers import Subparsers, add_command, add_config_option, at_least, parse_config
+from npusim.cli.parsers import (
+    MAX_PROMPT_LEN,
+    MIN_RESPONSE_LEN,
+    Subparsers,
+    add_command,
+    add_config_option,
+    at_least,
+    parse_config,
+)
 from npusim.cli.tables import print_table
 from npusim.config import LLMConfig
 from npusim.config_choices import KVLayout
 from npusim.config_values import ConfigValue
+from npusim.errors import ConfigError
 from npusim.model_spec import ModelSpec, read_model, read_spec
+
+LAYOUT_KEY, DEFAULT_LAYOUT = "NPUSIM_KV_LAYOUT", KVLayout.RING.value
 
 DESCRIPTION = """\
 Show how many bytes of KV cache a model needs at a context length: every layer linear,
@@ -32,7 +44,7 @@ def register(subparsers: Subparsers) -> None:
     parser = add_command(
         subparsers, "plan", "KV memory per layer, linear against window-sized", DESCRIPTION, EPILOG
     )
-    parser.add_argument("model", metavar="MODEL", help="ONNX or OpenVINO IR file of a language model")
+    parser.add_argument("model", metavar="MODEL", help="ONNX file of a language model")
     parser.add_argument(
         "--max-length",
         metavar="N",
@@ -43,8 +55,7 @@ def register(subparsers: Subparsers) -> None:
         "--layout",
         type=str.upper,
         choices=[layout.value for layout in KVLayout],
-        default=KVLayout.RING.value,
-        help="slots of windowed layers (default: %(default)s)",
+        help=f"slots of windowed layers, as -c {LAYOUT_KEY} (default: {DEFAULT_LAYOUT})",
     )
     add_config_option(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
@@ -66,11 +77,22 @@ def execute(options: argparse.Namespace) -> int:
 
 def _config(options: argparse.Namespace, spec: ModelSpec) -> LLMConfig:
     """The settings with the length and layout of the command line; a length needs no rotary tables."""
-    settings: dict[str, ConfigValue] = {"NPUSIM_KV_LAYOUT": options.layout, **parse_config(options.config)}
+    settings: dict[str, ConfigValue] = {**parse_config(options.config)}
+    if options.layout is not None:
+        _refuse_both("--layout", LAYOUT_KEY, settings)
+        settings[LAYOUT_KEY] = options.layout
+    settings.setdefault(LAYOUT_KEY, DEFAULT_LAYOUT)
     if options.max_length is None:
         return LLMConfig.from_mapping(settings).fitted(spec.max_positions)
-    sized = {"NPUW_LLM_MAX_PROMPT_LEN": options.max_length, "NPUW_LLM_MIN_RESPONSE_LEN": 1}
+    sized = {MAX_PROMPT_LEN: options.max_length, MIN_RESPONSE_LEN: 1}
+    for key in sized:
+        _refuse_both("--max-length", key, settings)
     return LLMConfig.from_mapping({**settings, **sized}).fitted(None)
+
+
+def _refuse_both(option: str, key: str, settings: Mapping[str, ConfigValue]) -> None:
+    if key in settings:
+        raise ConfigError(f"{option} and -c {key}={settings[key]} set the same; give one of the two")
 
 
 def _total(caches: tuple[LayerCache, ...]) -> int:
