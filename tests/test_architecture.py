@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 LINES = (
     ("errors", "stage", "tensor_slice", "byte_vocabulary", "cache_element", "config_choices"),
     ("layout", "npuw_profile", "config_values", "byte_tokenizer"),
+    ("config_options",),
     ("config", "model_spec", "onnx_attention", "reference", "trace"),
     ("kv_manager", "npuw_config", "probe_model"),
     ("cache_plan",),

@@ -66,7 +66,7 @@ prompt: --prompt needs the byte vocabulary of the built-in models. Without a pro
 tokens are taken: {LEAST_PROMPT}, or {PAST_THE_WINDOW} more than the largest window, {MOST_PROMPT} at most.
 
 {config_keys()}
-Keys that begin with NPUW_ or NPU_ and are not listed are handed to npuw.
+Other keys that begin with NPUW_ or NPU_ are handed to npuw.
 
 examples:
   npusim compare model.onnx

@@ -33,7 +33,7 @@ def parsed(key: str, value: object) -> LLMConfig:
 
 
 def test_every_key_is_read() -> None:
-    assert set(FULL) == {option.key for option in OPTIONS}
+    assert set(FULL) == {option.key for option in OPTIONS if option.field is not None}
     assert LLMConfig.from_mapping(FULL) == LLMConfig(
         max_prompt_len=48,
         min_response_len=17,
@@ -136,6 +136,27 @@ def test_modes(key: str, allowed: str) -> None:
     for wrong in ("OTHER", "", 3, None):
         with pytest.raises(ConfigError, match=f"{key}={wrong!r}; allowed: {allowed}"):
             parsed(key, wrong)
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "wrong", "message"),
+    [
+        ("NPU_USE_NPUW", ["YES", "yes", True], "NO", "YES is the only choice"),
+        ("NPUW_LLM", ["YES", "TRUE", 1], False, "YES is the only choice"),
+        ("NPUW_LLM", ["1"], "perhaps", "YES or NO is needed"),
+        ("NPUW_DEVICES", ["CPU", "NPU,CPU", "NPU.0,GPU.1"], "CPU,", "a list of devices is needed"),
+        ("NPUW_DEVICES", ["GPU"], "", "a list of devices is needed"),
+    ],
+)
+def test_keys_of_npuw_that_have_no_effect(
+    key: str, values: list[object], wrong: object, message: str
+) -> None:
+    """They are no part of the configuration, so that one reads the same with and without them."""
+    for value in values:
+        assert parsed(key, value) == LLMConfig()
+        assert key not in parsed(key, value).to_mapping()
+    with pytest.raises(ConfigError, match=f"{key}={wrong!r}; .*{message}"):
+        parsed(key, wrong)
 
 
 @pytest.mark.parametrize(
