@@ -32,26 +32,31 @@ SHAPE_OPTIONS = (
 """Name, default and meaning."""
 
 DESCRIPTION = """\
-Time the steps of a generation, one token each, on npusim and on other runtimes: in one
-process, in turn, medians over many rounds. Without MODEL, a synthetic one is made.
+Time the steps of a generation, one token each, on npusim and on other runtimes:
+in one process, in turn, medians over many rounds. Without MODEL, a synthetic
+one is made.
 
-A ratio of times between 0.75 and 1.3 is reported as no difference: that much lies between
-two runs of the same thing. The limit beside them is the time that reading all weights and
-KV rows once takes at the memory bandwidth measured just before."""
+A ratio of times between 0.75 and 1.3 is reported as no difference: that much
+lies between two runs of the same thing. The limit beside them is the time that
+reading all weights and KV rows once takes at the memory bandwidth measured just
+before."""
 
 EPILOG = f"""\
 runtimes for --against:
-  device   npusim with NPUSIM_EXECUTION=DEVICE: the form that an NPU compiler is given
+  device   npusim with NPUSIM_EXECUTION=DEVICE: the form that an NPU compiler is
+           given
   ort      ONNX Runtime on the CPU, past and present in one buffer
   npuw     OpenVINO's own NPUW on the CPU device
 
 examples:
   npusim bench model.onnx --against ort,npuw
   npusim bench --layers 24 --hidden 1024 --heads 16 --kv-heads 4
-  npusim bench --window 128 -c NPUSIM_KV_LAYOUT=RING --context 512,2048,8192 --plot sweep.png
+  npusim bench --window 128 -c NPUSIM_KV_LAYOUT=RING --context 512,2048,8192
+  npusim bench --context 512,2048,8192 --plot sweep.png
   npusim bench --suite goals --json
 
-exit code: 0, or 1 where a goal of the suite is not reached
+exit code: 0, 1 where a goal of the suite is not reached, 2 for wrong usage or
+an unusable file
 
 {config_keys()}"""
 

@@ -11,24 +11,27 @@ from npusim.npuw_probe import NativeProbe, probe_layer
 from npusim.onnx_attention import AttentionLayer, Rotary
 
 DESCRIPTION = """\
-Show what every attention layer of an ONNX language model is, and what npusim makes of it.
-Nothing is compiled, except with --probe-npuw: it also shows what the installed OpenVINO
-does to each kind of layer when NPUW is given the model as it is."""
+Show what every attention layer of an ONNX language model is, and what npusim
+makes of it. Nothing is compiled, except with --probe-npuw: it also shows what
+the installed OpenVINO does to each kind of layer when NPUW is given the model
+as it is."""
 
 EPILOG = """\
 columns:
   heads     query heads / key-value heads x head size
   window    keys that a query sees, itself included; "-" is all of the past
-  sink      one more logit in the softmax denominator: head_sink (learnt, one per head)
-            or smooth_softmax (0)
-  rotary    form, rotated channels where not all of the head, positions in the tables
+  sink      one more logit in the softmax denominator: head_sink (learnt, one
+            per head) or smooth_softmax (0)
+  rotary    form, rotated channels where not all of the head, positions in the
+            tables
   rolling   sliding_window_cache=1: exported for a window-sized cache that moves
   KV cache  element type of the cache tensors, and how it is quantized
   native NPUW (--probe-npuw)
-            what NPUW, on the CPU device with its own defaults, does with the op by itself: a
-            model of one such layer (a window is tried as a small one) runs in a process of
-            its own. right, drops the window, drops the sink, wrong, refuses, crashes, ...;
-            "-" where the layer is refused here. Lowered by npusim they run: npusim compare
+            what NPUW, on the CPU device with its own defaults, does with the op
+            by itself: a model of one such layer (a window is tried as a small
+            one) runs in a process of its own. right, drops the window, drops
+            the sink, wrong, refuses, crashes, ...; "-" where the layer is
+            refused here. Lowered by npusim they run: npusim compare
   refused   why the layer cannot be lowered; "-" where it can
 
 examples:
@@ -36,7 +39,8 @@ examples:
   npusim check model.onnx --probe-npuw
   npusim check model.onnx --json | jq '.layers[] | select(.refusals != [])'
 
-exit code: 0 if everything runs, 1 if something is refused, 2 if the file is unusable"""
+exit code: 0 if everything runs, 1 if something is refused, 2 for wrong usage or
+an unusable file"""
 
 ABSENT = "-"
 

@@ -33,10 +33,11 @@ LEAST_PROMPT, MOST_PROMPT = 24, 512
 PAST_THE_WINDOW = 8
 
 DESCRIPTION = """\
-Run a model on the simulated NPU and on other runtimes over the same tokens, and show for
-every step how far the logits lie apart. The simulator continues the prompt greedily, with
---draft in blocks of which some tokens are taken back; the others are fed the same blocks
-at the same positions. --layers says which attention layer differs first, and why."""
+Run a model on the simulated NPU and on other runtimes over the same tokens, and
+show for every step how far the logits lie apart. The simulator continues the
+prompt greedily, with --draft in blocks of which some tokens are taken back; the
+others are fed the same blocks at the same positions. --layers says which
+attention layer differs first, and why."""
 
 _TOLERANCES = "\n".join(
     f"  {caches:<36} {tolerance}"
@@ -51,19 +52,22 @@ EPILOG = f"""\
 runtimes (--against; default: all that can be used here)
   ort       ONNX Runtime on the ONNX file; needs the package onnxruntime
   openvino  OpenVINO's CPU plugin, dynamic shapes, a cache that grows
-  npuw      the real NPUW of the openvino wheel, lowered by npusim, on the CPU device
-            (-c NPUW_DEVICES=NPU for an NPU)
+  npuw      the real NPUW of the openvino wheel, lowered by npusim, on the CPU
+            device (-c NPUW_DEVICES=NPU for an NPU)
 
-tolerance: greatest difference of logits that is agreement (L: the largest logit of the run),
-and of attention outputs with --layers (A: the largest one of the layer)
+tolerance: greatest difference of logits that is agreement (L: the largest logit
+of the run), and of attention outputs with --layers (A: the largest one of the
+layer)
 {_TOLERANCES}
 --tolerance sets that of logits.
 
---candidate FILE is what the other runtimes run instead of MODEL: another export of it, or
-an OpenVINO IR with a stateful model (openvino and npuw). So a faulty export is found.
+--candidate FILE is what the other runtimes run instead of MODEL: another export
+of it, or an OpenVINO IR with a stateful model (openvino and npuw). So a faulty
+export is found.
 
-prompt: --prompt needs the byte vocabulary of the built-in models. Without a prompt random
-tokens are taken: {LEAST_PROMPT}, or {PAST_THE_WINDOW} more than the largest window, {MOST_PROMPT} at most.
+prompt: --prompt needs the byte vocabulary of the built-in models. Without a
+prompt random tokens are taken: {LEAST_PROMPT}, or {PAST_THE_WINDOW} more than the largest window,
+{MOST_PROMPT} at most.
 
 {config_keys()}
 Other keys that begin with NPUW_ or NPU_ are handed to npuw.
@@ -71,10 +75,11 @@ Other keys that begin with NPUW_ or NPU_ are handed to npuw.
 examples:
   npusim compare model.onnx
   npusim compare model.onnx --against ort,npuw --draft lookup --steps 32
-  npusim compare model.onnx --candidate exported/openvino_model.xml --against npuw --layers
+  npusim compare model.onnx --candidate exported/openvino_model.xml --layers
   npusim compare model.onnx --json | jq '.backends[] | {{name, agrees, worst}}'
 
-exit code: 0 if all agree, 1 if one differs or stops, 2 for wrong usage or an unusable file"""
+exit code: 0 if all agree, 1 if one differs or stops, 2 for wrong usage or an
+unusable file"""
 
 
 def register(subparsers: Subparsers) -> None:

@@ -9,16 +9,18 @@ from npusim.cli.tables import print_table
 from npusim.export import ExportedLayer, ExportSummary, Tokenizer, export
 
 DESCRIPTION = """\
-Lower an ONNX language model and write it as openvino_genai takes it: a stateful OpenVINO
-model, its configuration files and a tokenizer. The folder runs in LLMPipeline on "CPU" and
-on "NPU" (also on NPUW without an NPU), with the windows and sinks that the ONNX file has."""
+Lower an ONNX language model and write it as openvino_genai takes it: a stateful
+OpenVINO model, its configuration files and a tokenizer. The folder runs in
+LLMPipeline on "CPU" and on "NPU" (also on NPUW without an NPU), with the
+windows and sinks that the ONNX file has."""
 
 EPILOG = """\
 columns:
   window    keys that a query sees, itself included; "-" is all of the past
   sink      one more logit in the softmax denominator
   lowered   what became of the layer
-  natively  what the installed OpenVINO's NPUW does with the op itself: found by trying
+  natively  what the installed OpenVINO's NPUW does with the op itself: found by
+            trying
 
 examples:
   npusim export model.onnx exported
@@ -29,7 +31,8 @@ and then, in Python
   pipeline = openvino_genai.LLMPipeline("exported", "CPU")
   print(pipeline.generate("Return a list of", max_new_tokens=64))
 
-exit code: 0 if the model was written, 2 if it cannot be"""
+exit code: 0 if the model was written, 2 for wrong usage, or a file or folder
+that cannot be used"""
 
 ABSENT = "-"
 

@@ -26,15 +26,18 @@ from npusim.model_spec import ModelSpec, read_model, read_spec
 LAYOUT_KEY, DEFAULT_LAYOUT = "NPUSIM_KV_LAYOUT", KVLayout.RING.value
 
 DESCRIPTION = """\
-Show how many bytes of KV cache a model needs at a context length: every layer linear,
-and with the layout asked for, which gives windowed layers buffers of their window's size.
-Nothing is compiled or allocated; a request allocates exactly these bytes."""
+Show how many bytes of KV cache a model needs at a context length: every layer
+linear, and with the layout asked for, which gives windowed layers buffers of
+their window's size. Nothing is compiled or allocated; a request allocates
+exactly these bytes."""
 
 EPILOG = f"""\
 examples:
   npusim plan model.onnx --max-length 131072
-  npusim plan model.onnx --layout ROLLING -c NPUSIM_KV_SLACK=16 -c NPUSIM_KV_PRECISION=F16
+  npusim plan model.onnx --layout ROLLING -c NPUSIM_KV_SLACK=16
   npusim plan model.onnx --json | jq .total_nbytes
+
+exit code: 0, 2 for wrong usage or an unusable file
 
 {config_keys()}"""
 

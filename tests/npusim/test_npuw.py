@@ -271,7 +271,7 @@ def test_bad_configurations_are_refused() -> None:
         npuw.compile_model(path, {"NPUSIM_KV_LAYOUT": "RING"})
     with pytest.raises(ConfigError, match="NPUW takes powers of two"):
         npuw.compile_model(path, {"NPUW_LLM_MAX_PROMPT_LEN": 100, "NPUW_LLM_PREFILL_CHUNK_SIZE": 24})
-    with pytest.raises(ConfigError, match="NPU_USE_NPUW='NO'; .* YES is the only choice"):
+    with pytest.raises(ConfigError, match=r"NPU_USE_NPUW='NO'; .* YES is the only choice"):
         npuw.compile_model(path, {"NPU_USE_NPUW": "NO"})
     with pytest.raises(ModelError, match="NPUW does not compile the model"):
         npuw.compile_model(path, {**LENGTHS, "NPUW_DEVICES": "NONE_SUCH"})
