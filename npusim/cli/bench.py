@@ -15,7 +15,15 @@ from npusim.bench.timing import Plan
 from npusim.cli.bench_report import goals_json, print_goals, print_report, report_json
 from npusim.cli.config_help import config_keys
 from npusim.cli.output import print_json, progress
-from npusim.cli.parsers import Subparsers, add_command, add_config_option, at_least, parse_config
+from npusim.cli.parsers import (
+    MAX_PROMPT_LEN,
+    MIN_RESPONSE_LEN,
+    Subparsers,
+    add_command,
+    add_config_option,
+    at_least,
+    parse_config,
+)
 from npusim.config_values import ConfigValue
 from npusim.errors import ConfigError
 
@@ -125,7 +133,7 @@ def _run_contexts(options: argparse.Namespace) -> int:
     against: Sequence[Runtime] = options.against or (Runtime.DEVICE,)
     num_tokens = options.tokens or NUM_TOKENS
     plan = Plan(rounds=options.rounds or NUM_ROUNDS, burst=min(5, num_tokens - 1))
-    settings: dict[str, ConfigValue] = {**parse_config(options.config)}
+    settings = _settings(options)
     parts = 1 + len(contexts) * (1 + len(against) + plan.rounds)
     with (
         TemporaryDirectory(prefix="npusim-bench-") as folder,
@@ -145,6 +153,14 @@ def _run_contexts(options: argparse.Namespace) -> int:
     if options.plot:
         plot.draw(options.plot, results, machine, options.model.name if options.model else "synthetic model")
     return 0
+
+
+def _settings(options: argparse.Namespace) -> dict[str, ConfigValue]:
+    settings: dict[str, ConfigValue] = {**parse_config(options.config)}
+    for key in (MAX_PROMPT_LEN, MIN_RESPONSE_LEN):
+        if key in settings:
+            raise ConfigError(f"-c {key}: --context and --tokens give the lengths; leave it out")
+    return settings
 
 
 def _add_shape_options(parser: argparse.ArgumentParser) -> None:

@@ -24,11 +24,12 @@ from npusim.cli.parsers import (
 )
 from npusim.compare import BackendKind, Comparison, compare
 from npusim.compare.differences import EXACT, QUANTIZED, ROUNDED
-from npusim.errors import InputError
+from npusim.errors import ConfigError, InputError
 from npusim.model_spec import ModelSpec, read_model, read_spec
 from npusim.npuw_profile import BLOCK_STEP, round_up
 
 LOOKUP = "lookup"
+NUM_DRAFT = 4
 LEAST_PROMPT, MOST_PROMPT = 24, 512
 PAST_THE_WINDOW = 8
 
@@ -107,7 +108,7 @@ def register(subparsers: Subparsers) -> None:
         help="verify blocks: guess ahead with this ONNX model, or with what followed earlier in the text",
     )
     parser.add_argument(
-        "--num-draft", metavar="N", type=at_least(1), default=4, help="tokens to guess per step (default 4)"
+        "--num-draft", metavar="N", type=at_least(1), help=f"tokens to guess per step (default {NUM_DRAFT})"
     )
     parser.add_argument("--layers", action="store_true", help="find the attention layer that differs first")
     parser.add_argument(
@@ -120,8 +121,7 @@ def register(subparsers: Subparsers) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Compare and print; 1 if anything differs."""
-    spec = read_spec(read_model(options.model))
-    asked = _comparison(options, spec)
+    asked = _comparison(options)
     parts = 1 + len(asked.kinds or BackendKind)
     with progress("comparing", parts) as advance:
         report = compare(asked, advance)
@@ -132,11 +132,22 @@ def execute(options: argparse.Namespace) -> int:
     return 0 if report.agrees else 1
 
 
-def _comparison(options: argparse.Namespace, spec: ModelSpec) -> Comparison:
-    prompt = _prompt(options, spec)
+def _check_options(options: argparse.Namespace, given: Mapping[str, str]) -> None:
+    """ConfigError for options of which nothing would come."""
+    if options.num_draft and not options.draft:
+        raise ConfigError("--num-draft without --draft: nothing is guessed; give --draft, or leave it out")
+    for key in filter(_is_for_npuw_only, given):
+        if options.against and BackendKind.NPUW not in options.against:
+            raise ConfigError(f"-c {key} is for npuw, which --against leaves out; leave out one of the two")
+
+
+def _comparison(options: argparse.Namespace) -> Comparison:
     given = parse_config(options.config)
+    _check_options(options, given)
     own = {key: value for key, value in given.items() if not _is_for_npuw_only(key)}
-    block = options.num_draft + 1 if options.draft else 1
+    num_draft = options.num_draft or NUM_DRAFT
+    block = num_draft + 1 if options.draft else 1
+    prompt = _prompt(options, read_spec(read_model(options.model)))
     config = sized_config(
         own, prompt_len=len(prompt), max_new_tokens=1 + options.steps * block, block_len=block
     )
@@ -147,7 +158,7 @@ def _comparison(options: argparse.Namespace, spec: ModelSpec) -> Comparison:
         prompt=prompt,
         num_steps=options.steps,
         drafter=_drafter(options.draft, config),
-        num_draft_tokens=options.num_draft,
+        num_draft_tokens=num_draft,
         config=config,
         npuw_config=_npuw_config(config, given),
         layers=options.layers,

@@ -197,6 +197,7 @@ def test_without_onnxruntime(
         ("--suite goals -c NPUSIM_KV_SLACK=1", "-c: --suite chooses its own models"),
         ("model.onnx --suite goals", "MODEL: --suite chooses its own models"),
         ("model.onnx --layers 2", "--layers: MODEL has a shape already"),
+        ("-c NPUW_LLM_MAX_PROMPT_LEN=9", "-c NPUW_LLM_MAX_PROMPT_LEN: --context and --tokens give"),
         ("model.onnx --ffn 2", "--ffn: MODEL has a shape already"),
     ],
 )

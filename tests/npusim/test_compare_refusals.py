@@ -70,6 +70,19 @@ def test_names_of_backends(names: str, message: str, capsys: pytest.CaptureFixtu
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--num-draft", "3"], "--num-draft without --draft"),
+        (["--against", "ort", "-c", "NPUW_DEVICES=NPU"], "-c NPUW_DEVICES is for npuw, which --against"),
+    ],
+)
+def test_options_of_which_nothing_would_come(
+    arguments: list[str], message: str, refused: Callable[..., str]
+) -> None:
+    assert message in refused(READABLE["llama"], *arguments)
+
+
 @pytest.mark.parametrize("tolerance", ["nan", "inf", "-0.5"])
 def test_tolerances(tolerance: str, refused: Callable[..., str]) -> None:
     message = refused(READABLE["llama"], "--tolerance", tolerance)
