@@ -21,6 +21,7 @@ class LlamaLike:
     num_heads: int = 4
     kv_num_heads: int = 2
     head_size: int = 16
+    rotary: bool = True
     rotary_half: int | None = None
     interleaved: bool = False
     packed: bool = True
@@ -111,7 +112,7 @@ class _Builder:
         spec, name = self._spec, f"layer{layer}"
         past = [f"past_key_values.{layer}.{part}" for part in ("key", "value")]
         inputs = [*self._projections(name, hidden), *past, "seqlens_k", "total_sequence_length"]
-        inputs += ["cos_cache", "sin_cache"]
+        inputs += ["cos_cache", "sin_cache"] if spec.rotary else ["", ""]
         if spec.sinks:
             sink = self._rng.normal(size=spec.num_heads).astype(np.float32)
             inputs += ["", "", self._constant(f"{name}.sink", sink)]
@@ -124,7 +125,7 @@ class _Builder:
             domain="com.microsoft",
             num_heads=spec.num_heads,
             kv_num_heads=spec.kv_num_heads,
-            do_rotary=1,
+            do_rotary=int(spec.rotary),
             rotary_interleaved=int(spec.interleaved),
             smooth_softmax=int(spec.smooth_softmax),
             scale=0.9 * spec.head_size**-0.5,

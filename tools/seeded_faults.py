@@ -12,10 +12,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -33,144 +35,15 @@ class Fault:
     new: str
 
 
+with Path(__file__).with_suffix(".toml").open("rb") as _file:
+    FAULTS = tuple(Fault(**fault) for fault in tomllib.load(_file)["fault"])
+
+
 class Verdict(Enum):
     """What the tests said."""
 
     KILLED = "killed"
     SURVIVED = "survived"
-
-
-FAULTS = (
-    Fault(
-        name="window one too wide",
-        file="transforms/masks.py",
-        old="ops.less(distance, i32(local_window_size))",
-        new="ops.less_equal(distance, i32(local_window_size))",
-    ),
-    Fault(
-        name="window one too narrow",
-        file="transforms/masks.py",
-        old="ops.less(distance, i32(local_window_size))",
-        new="ops.less(distance, i32(max(1, local_window_size - 1)))",
-    ),
-    Fault(
-        name="slot distance as window",
-        file="transforms/masks.py",
-        old="distance = ops.subtract(frame.query_position, frame.key_position)",
-        new="""keys = frame.key_position.get_shape()[1]
-        rows = frame.query_position.get_shape()[0]
-        slots = [[keys - rows + row - slot for slot in range(keys)] for row in range(rows)]
-        distance = ops.constant(slots, dtype="int32")""",
-    ),
-    Fault(
-        name="boundary from seqlens_k",
-        file="transforms/frames.py",
-        old="return PastKeys(position=slots, filled=ops.less(slots, step.stored).output(0))",
-        new="return PastKeys(position=slots, filled=ops.less(slots, step.total).output(0))",
-    ),
-    Fault(
-        name="stale slots visible",
-        file="transforms/frames.py",
-        old="return PastKeys(position=slots, filled=ops.less(slots, step.stored).output(0))",
-        new="return PastKeys(position=slots, filled=ops.greater_equal(slots, i32(0)).output(0))",
-    ),
-    Fault(
-        name="sink dropped",
-        file="transforms/decompose_gqa.py",
-        old="    if gqa.has_sink:",
-        new="    if gqa.has_sink and gqa.name == '':",
-    ),
-    Fault(
-        name="sink counted twice",
-        file="transforms/decompose_gqa.py",
-        old="inputs.append(sink_logits(gqa))",
-        new="inputs.append(ops.add(sink_logits(gqa), scalar(0.6931472, gqa.element_type)).output(0))",
-    ),
-    Fault(
-        name="rotary from slot index",
-        file="transforms/shared_parts.py",
-        old="block = self.frame(site).query_position",
-        new="block = i32(list(range(site.capacity, site.capacity + site.sequence_length))).output(0)",
-    ),
-    Fault(
-        name="heads tiled instead of repeated",
-        file="transforms/decompose_gqa.py",
-        old="ops.unsqueeze(rows, i32([2])), i64([1, gqa.kv_num_heads, gqa.group, length, size])",
-        new="ops.unsqueeze(rows, i32([1])), i64([1, gqa.group, gqa.kv_num_heads, length, size])",
-    ),
-    Fault(
-        name="block left-aligned",
-        file="npusim/static_graph.py",
-        old="self._input_ids[0, pad:] = tokens",
-        new="self._input_ids[0, :length] = tokens",
-    ),
-    Fault(
-        name="padding rows stored",
-        file="npusim/static_graph.py",
-        old="first=self.num_rows - length, length=length",
-        new="first=0, length=length",
-    ),
-    Fault(
-        name="trim one too few",
-        file="npusim/kv_manager.py",
-        old="self._committed, self._pending = start, None",
-        new="self._committed, self._pending = min(start + 1, self._committed), None",
-    ),
-    Fault(
-        name="ring slot off by one",
-        file="transforms/frames.py",
-        old="age = ops.floor_mod(ops.subtract(newest, _slots(capacity)), i32(capacity))",
-        new="age = ops.floor_mod(ops.subtract(newest, row(1, capacity + 1)), i32(capacity))",
-    ),
-    Fault(
-        name="rolling eviction off by one",
-        file="transforms/frames.py",
-        old="excess = ops.maximum(ops.subtract(stored, i32(capacity)), i32(0))",
-        new="excess = ops.maximum(ops.subtract(stored, i32(capacity - 1)), i32(0))",
-    ),
-    Fault(
-        name="gathered rows off by one",
-        file="transforms/frames.py",
-        old="index = ops.squeeze(clamped, i32([0])).output(0)",
-        new="index = ops.squeeze(ops.maximum(ops.subtract(clamped, i32(1)), i32(0)), i32([0])).output(0)",
-    ),
-    Fault(
-        name="eviction before attention",
-        file="npusim/request.py",
-        old="        graph.load(tokens, start)\n",
-        new="""        graph.load(tokens, start)
-        for group in self.kv.groups:
-            for write in group.layout.plan_append(start, len(tokens)).writes:
-                group.past[:, :, write.slot : write.slot + write.length] = 0
-""",
-    ),
-    Fault(
-        name="mask shared across windows",
-        file="transforms/shared_parts.py",
-        old="            key_of(frame.key_position),\n            gqa.local_window_size,\n",
-        new="            key_of(frame.key_position),\n",
-    ),
-    Fault(
-        name="past rows re-rounded",
-        file="transforms/cached_rows.py",
-        old="concat([past, stored], 2)",
-        new="concat([past if codec is None else codec.store(codec.load(past)), stored], 2)",
-    ),
-    Fault(
-        name="codes rounded half away from zero",
-        file="transforms/cache_codec.py",
-        old='ops.round(scaled, "half_to_even")',
-        new='ops.round(scaled, "half_away_from_zero")',
-    ),
-    Fault(
-        name="high-water lowered by trim",
-        file="npusim/kv_manager.py",
-        old="            self._committed, self._pending = num_tokens, None\n",
-        new="""            self._committed, self._pending = num_tokens, None
-            self._high_water = num_tokens
-""",
-    ),
-)
 
 
 class DoesNotApplyError(Exception):
@@ -187,13 +60,20 @@ def copy_tree(target: Path) -> None:
 
 
 def tests_pass(tree: Path) -> bool:
-    """Run the tests in a tree up to the first failure."""
+    """Run the tests in a tree up to the first failure; DoesNotApplyError when they do not even begin."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *KILLERS]
-    return subprocess.run(command, cwd=tree, capture_output=True, check=False).returncode == 0
+    run = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
+    if run.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        raise DoesNotApplyError(f"the tests do not run: {run.stdout[-500:]}{run.stderr[-500:]}")
+    return run.returncode == pytest.ExitCode.OK
 
 
 KILLERS = (
     "tests/transforms",
+    "tests/npusim/test_speculative_generation.py",
+    "tests/npusim/test_speculative_drafters.py",
+    "tests/npusim/test_sampling.py",
+    "tests/npusim/test_pyramid.py",
     "tests/npusim/test_request.py",
     "tests/npusim/test_kv_manager.py",
     "tests/npusim/test_quantized_models.py",

@@ -9,7 +9,7 @@ from openvino.op.util import Variable, VariableInfo
 from openvino.passes import ModelPass
 from openvino.utils.node_factory import NodeFactory
 
-from transforms.attention_parts import scalar, sink_logits, take_over
+from transforms.attention_parts import before_head_transpose, scalar, sink_logits, take_over
 from transforms.errors import DecompositionError
 from transforms.gqa_node import GQANode, find_gqa, read_gqa
 from transforms.opset import OutputKey, concat, i64, key_of
@@ -40,10 +40,11 @@ class StatefulGQA(ModelPass):
     def run_on_model(self, model: ov.Model) -> bool:
         """Lower all nodes or none; True when the model changed."""
         self.lowered = 0
-        sites = [_read_site(read_gqa(node)) for node in find_gqa(model)]
-        if not sites:
+        if not _read_sites(model):
             return False
         inputs = _Inputs(model)
+        SplitsToSlices().run_on_model(model)
+        sites = _read_sites(model)
         shared = _SharedParts(inputs)
         lowered = [_lower(site, shared) for site in sites]
         for site, parts in zip(sites, lowered, strict=True):
@@ -55,7 +56,6 @@ class StatefulGQA(ModelPass):
             for port in (site.key, site.value):
                 model.remove_result(port.present)
                 model.remove_parameter(port.past)
-        SplitsToSlices().run_on_model(model)
         self.lowered = len(sites)
         model.validate_nodes_and_infer_types()
         return True
@@ -100,6 +100,10 @@ class _Site:
     gqa: GQANode
     key: _CachePort
     value: _CachePort
+
+
+def _read_sites(model: ov.Model) -> list[_Site]:
+    return [_read_site(read_gqa(node)) for node in find_gqa(model)]
 
 
 def _read_site(gqa: GQANode) -> _Site:
@@ -219,7 +223,7 @@ def _lower(site: _Site, shared: _SharedParts) -> _Lowered:
     keys = _append(site.key, gqa, shared.rotated(gqa, gqa.key), shared)
     values = _append(site.value, gqa, gqa.value, shared)
     inputs = [
-        shared.rotated(gqa, gqa.query),
+        shared.rotated(gqa, _split_heads(gqa)),
         _broadcast_heads(gqa, keys.rows),
         _broadcast_heads(gqa, values.rows),
         shared.mask(gqa),
@@ -257,12 +261,28 @@ def _broadcast_heads(gqa: GQANode, rows: Output) -> Output:
     return ops.reshape(wide, i64([0, gqa.num_heads, -1, gqa.head_size]), True).output(0)
 
 
+def _split_heads(gqa: GQANode) -> Output:
+    """The query [B, H, S, D]; one that goes straight from a transpose to the attention is transposed anew.
+
+    Why is told at _merge_heads. Rotary embedding stands between the two where a node has it.
+    """
+    rows = None if gqa.rotary is not None else before_head_transpose(gqa.query)
+    if rows is None:
+        return gqa.query
+    return ops.reshape(_swap_heads_and_rows(rows), i64([0, 0, -1, gqa.head_size]), True).output(0)
+
+
 def _merge_heads(gqa: GQANode, attention: Output) -> Output:
     """[B, H, S, D] -> [B, S, H D].
 
-    Transposed in five dimensions: OpenVINO's CPU plugin fuses a transpose in four into the attention kernel
-    and, where S == H makes the shapes of query and output equal, lets the kernel overwrite the query it is
-    still reading.
+    Transposed in five dimensions: OpenVINO's CPU plugin fuses a transpose in four, of the query or of the
+    output, into the attention kernel and, where S == H makes the shapes of query and output equal, lets the
+    kernel overwrite the query it is still reading.
     """
-    rows = ops.transpose(ops.unsqueeze(attention, i64([4])), i64([0, 2, 1, 3, 4]))
+    rows = _swap_heads_and_rows(attention)
     return ops.reshape(rows, i64([0, 0, gqa.num_heads * gqa.head_size]), True).output(0)
+
+
+def _swap_heads_and_rows(source: Output) -> Output:
+    """Axes 1 and 2 of four exchanged, in five dimensions: [B, M, N, D] -> [B, N, M, D, 1]."""
+    return ops.transpose(ops.unsqueeze(source, i64([4])), i64([0, 2, 1, 3, 4])).output(0)

@@ -9,43 +9,18 @@ import pytest
 import stateful_runs as runs
 from llama_like import LlamaLike
 from model_files import READABLE
+from npuw_calls import LENGTHS, WHOLE_GRAPH, call, tokens_of, tolerance
 from ort_runner import OrtModel
 
 import npusim
 from npusim import npuw
-from npusim.errors import CapacityError, ConfigError, InputError, ModelError, TrimError
+from npusim.errors import CapacityError, InputError, TrimError
 from npusim.npuw import NPUWInferRequest
-from npusim.npuw_config import UNPARTITIONED, read_config
 
 _UNAVAILABLE = npuw.unavailable_reason()
 pytestmark = pytest.mark.skipif(_UNAVAILABLE is not None, reason=str(_UNAVAILABLE))
 
-LENGTHS = {
-    "NPUW_LLM_MAX_PROMPT_LEN": 32,
-    "NPUW_LLM_MIN_RESPONSE_LEN": 32,
-    "NPUW_LLM_MAX_GENERATION_TOKEN_LEN": 8,
-}
-WHOLE_GRAPH = {**UNPARTITIONED, "NPUW_F16IC": "NO"}
-"""One subgraph: only the cache is float16 then, no tensor between subgraphs."""
-
 TINY = LlamaLike(windows=(4, -1))
-
-
-def tolerance(expected: np.ndarray) -> float:
-    """1e-3 for logits of up to 0.5, as those of the untrained models, and in proportion above.
-
-    NPUW keeps the cache in float16 and hands its logits through float16.
-    """
-    return 2e-3 * max(0.5, float(np.abs(expected).max()))
-
-
-def tokens_of(count: int, seed: int = 3) -> list[int]:
-    return np.random.default_rng(seed).integers(0, 60, count).tolist()
-
-
-def call(request: NPUWInferRequest, tokens: Sequence[int], start: int) -> np.ndarray:
-    positions = np.arange(start, start + len(tokens))[None]
-    return request.infer({"input_ids": np.array([tokens]), "position_ids": positions})["logits"]
 
 
 def check_call(request: NPUWInferRequest, oracle: OrtModel, tokens: Sequence[int], start: int) -> None:
@@ -110,37 +85,6 @@ def test_chunked_prefill_matches_onnx_runtime(name: str) -> None:
         check_call(request, oracle, tokens_of(length), 0)
         check_call(request, oracle, tokens_of(5), length)
         check_call(request, oracle, tokens_of(1), length + 5)
-
-
-@pytest.mark.parametrize(
-    ("layers", "packed"), [*((layers, True) for layers in range(1, 9)), (2, False), (3, False), (5, False)]
-)
-def test_every_depth_compiles(layers: int, packed: bool, tmp_path: Path) -> None:
-    """As NPUW partitions by default; a retreat to one subgraph is noted, never needed for a packed model."""
-    tiny = LlamaLike(windows=(-1,) * layers, packed=packed)
-    compiled = npuw.compile_model(ov.Core().read_model(tiny.serialized), LENGTHS)
-    if packed:
-        assert compiled.notes == ()
-    path = tmp_path / "tiny.onnx"
-    path.write_bytes(tiny.serialized)
-    request, oracle = compiled.create_infer_request(), OrtModel(path)
-    for start, count in ((0, 9), (9, 4), (11, 3)):
-        oracle.rewind(start)
-        expected = oracle.feed(tokens_of(count))
-        logits = call(request, tokens_of(count), start)
-        rows = logits.shape[1]
-        np.testing.assert_allclose(logits, expected[:, -rows:], atol=2 * tolerance(expected), rtol=0)
-
-
-def test_a_model_that_the_partitioner_loses_is_compiled_whole() -> None:
-    compiled = npuw.compile_model(READABLE["swa_draft"], LENGTHS)
-    assert len(compiled.notes) == 1
-    assert "NPUW_ONLINE_PIPELINE=NONE" in compiled.notes[0]
-
-
-def test_a_pipeline_that_was_asked_for_is_not_replaced() -> None:
-    with pytest.raises(ModelError, match=r"NPUW does not compile the model: .*undeclared parameters"):
-        npuw.compile_model(READABLE["swa_draft"], {**LENGTHS, "NPUW_ONLINE_PIPELINE": "REP"})
 
 
 def test_capacity_edge(request_: NPUWInferRequest, oracle: OrtModel) -> None:
@@ -263,30 +207,3 @@ def test_an_exported_model_is_taken_as_it_is(oracle: OrtModel) -> None:
     check_call(request, oracle, tokens_of(7), 0)
     check_call(request, oracle, tokens_of(2), 7)
     assert request.vocab_size == TINY.vocab_size
-
-
-def test_bad_configurations_are_refused() -> None:
-    path = READABLE["llama"]
-    with pytest.raises(ConfigError, match="NPUSIM_KV_LAYOUT is an option of the simulator"):
-        npuw.compile_model(path, {"NPUSIM_KV_LAYOUT": "RING"})
-    with pytest.raises(ConfigError, match="NPUW takes powers of two"):
-        npuw.compile_model(path, {"NPUW_LLM_MAX_PROMPT_LEN": 100, "NPUW_LLM_PREFILL_CHUNK_SIZE": 24})
-    with pytest.raises(ConfigError, match=r"NPU_USE_NPUW='NO'; .* YES is the only choice"):
-        npuw.compile_model(path, {"NPU_USE_NPUW": "NO"})
-    with pytest.raises(ModelError, match="NPUW does not compile the model"):
-        npuw.compile_model(path, {**LENGTHS, "NPUW_DEVICES": "NONE_SUCH"})
-
-
-def test_switches_are_handed_on_as_openvino_spells_them() -> None:
-    given = {"NPU_USE_NPUW": True, "NPUW_LLM": "YES", "NPUW_DEVICES": "NPU,CPU", "NPUW_F16IC": False}
-    properties = read_config(given, max_positions=None).properties
-    assert [properties[key] for key in given] == ["YES", "YES", "NPU,CPU", "NO"]
-
-
-def test_rotary_tables_bound_the_capacity() -> None:
-    """The tables of the file cover 512 positions; NPUW would store more and answer nonsense."""
-    config = {**LENGTHS, **WHOLE_GRAPH, "NPUW_LLM_MAX_PROMPT_LEN": 640}
-    request = npuw.compile_model(READABLE["qwen3"], config).create_infer_request()
-    assert (request.capacity, request.max_prompt_len) == (512, 512)
-    with pytest.raises(CapacityError, match="a prompt of 513 tokens; NPUW was compiled for 512"):
-        call(request, tokens_of(513), 0)

@@ -92,8 +92,21 @@ def check_speculative(frame: runs.StaticFrame, oracle: OrtModel) -> None:
         LlamaLike(windows=(70,), num_heads=3, kv_num_heads=3),
         LlamaLike(windows=(5, -1), num_heads=8),
         LlamaLike(windows=(5, -1), num_heads=8, packed=False),
+        LlamaLike(windows=(5, -1), num_heads=8, rotary=False),
+        LlamaLike(windows=(5, -1), num_heads=8, rotary=False, packed=False),
     ],
-    ids=["partial", "interleaved", "partial-interleaved", "smooth", "sink", "mha", "S==H", "S==H-separate"],
+    ids=[
+        "partial",
+        "interleaved",
+        "partial-interleaved",
+        "smooth",
+        "sink",
+        "mha",
+        "S==H",
+        "S==H-separate",
+        "S==H-plain",
+        "S==H-plain-separate",
+    ],
 )
 def test_every_form_of_the_op_in_both_frames(tiny: LlamaLike, tmp_path: Path) -> None:
     model = runs.lowered(tiny.serialized)
