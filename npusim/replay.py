@@ -4,6 +4,7 @@ On the same build and machine two runs are equal but for their times, so a trace
 somebody else: the first record that comes out different names it.
 """
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Protocol, runtime_checkable
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from npusim.errors import NpuSimError
-from npusim.trace import StepRecord, logits_sha256
+from npusim.trace import StepRecord, logits_sha256, step_values
 
 StepListener = Callable[[StepRecord], None]
 
@@ -38,7 +39,11 @@ class Traced(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Where a replay parted from its trace. index: of the record, from 0. field: of `StepRecord`."""
+    """Where a replay parted from its trace.
+
+    index: of the record, from 0. field: of `StepRecord`. expected, got: its values as a trace has them, texts
+    without quotes, "none" for an empty one.
+    """
 
     index: int
     field: str
@@ -66,7 +71,7 @@ def replay(records: Iterable[StepRecord], request: Replayable) -> ReplayResult:
     request.reset_state()
     num_equal = 0
     for expected in records:
-        if expected.positions[0] == 0 and not expected.error:
+        if not expected.error and expected.positions[0] == 0:
             request.reset_state()  # a conversation began here, perhaps after a reset, which leaves no record
         field = _first_difference(expected, got := _recorded_again(expected, request))
         if field is not None:
@@ -75,8 +80,8 @@ def replay(records: Iterable[StepRecord], request: Replayable) -> ReplayResult:
                 difference=Difference(
                     index=num_equal,
                     field=field,
-                    expected=str(getattr(expected, field)) or "none",
-                    got=str(getattr(got, field)) or "none",
+                    expected=_shown(expected, field),
+                    got=_shown(got, field),
                 ),
             )
         num_equal += 1
@@ -105,7 +110,7 @@ def _call(expected: StepRecord, request: Replayable) -> StepRecord:
     }
     try:
         logits = request.infer(inputs)["logits"]
-    except NpuSimError as error:
+    except (NpuSimError, RuntimeError) as error:  # a refusal, or what OpenVINO raises where it fails
         return replace(expected, logits_sha256="", error=type(error).__name__)
     return replace(expected, logits_sha256=logits_sha256(logits), error="")
 
@@ -113,3 +118,8 @@ def _call(expected: StepRecord, request: Replayable) -> StepRecord:
 def _first_difference(expected: StepRecord, got: StepRecord) -> str | None:
     compared = (field.name for field in fields(StepRecord) if field.name not in _TIMES)
     return next((name for name in compared if getattr(expected, name) != getattr(got, name)), None)
+
+
+def _shown(record: StepRecord, field: str) -> str:
+    value = step_values(record)[field]
+    return (value or "none") if isinstance(value, str) else json.dumps(value)

@@ -16,7 +16,7 @@ LINES = (
     ("layout", "npuw_profile", "config_values", "byte_tokenizer"),
     ("config_options",),
     ("config", "model_spec", "onnx_attention", "reference", "trace"),
-    ("kv_manager", "npuw_config", "probe_model"),
+    ("kv_manager", "model_digest", "npuw_config", "probe_model", "trace_reader"),
     ("cache_plan",),
     ("static_graph",),
     ("graphs", "sanitizer", "step_inputs"),
@@ -29,6 +29,7 @@ LINES = (
     ("",),  # the package itself: what users import
     ("bench",),
     ("cli",),
+    ("__main__",),
 )
 LINE_OF = {part: line for line, parts in enumerate(LINES) for part in parts}
 

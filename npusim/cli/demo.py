@@ -10,6 +10,7 @@ from rich.table import Table
 
 import npusim
 from npusim import byte_vocabulary, speculative
+from npusim.cli.compiling import GenerationSizes, compile_models
 from npusim.cli.config_help import config_keys
 from npusim.cli.output import (
     Advance,
@@ -23,12 +24,14 @@ from npusim.cli.output import (
     stdout,
 )
 from npusim.cli.parsers import (
+    DEFAULT_NUM_DRAFT,
     Subparsers,
     add_command,
     add_config_option,
+    add_max_new_tokens_option,
     at_least,
     parse_config,
-    sized_config,
+    utf8_text,
 )
 from npusim.native import NativeModel
 from npusim.parity import ParityTarget, StepParity
@@ -43,16 +46,18 @@ DEFAULT_PROMPT = "Return a list of the "
 DIFFERENCES_PER_ROW = 8
 
 DESCRIPTION = """\
-Run the built-in pair of models (trained on docstrings, a token is a byte; layers with a
-window of 32 and full ones in turn) on the simulated NPU: once token by token, once with
-the small model drafting for the large one. Beside each step OpenVINO's CPU plugin runs
-the same file natively: dynamic shapes, a cache that grows, no slots. Printed are the
-text, the parity of every step, acceptance and KV memory."""
+Run the built-in pair of models (trained on docstrings, a token is a byte;
+layers with a window of 32 and full ones in turn) on the simulated NPU: once
+token by token, once with the small model drafting for the large one. Beside
+each call OpenVINO's CPU plugin runs the same file natively: dynamic shapes, a
+cache that grows, no slots. Printed are the text, the parity of every call,
+acceptance and KV memory."""
 
 EPILOG = f"""\
-A step matches when no logit differs by more than {TOLERANCE:g}, or by {ROUNDED_CACHE_TOLERANCE:g}
-where the cache rounds (NPUSIM_KV_PRECISION=F16). The prompt of 22 tokens and the first new
-ones cross the window of 32: where a mask written in slot distance goes wrong.
+A call, the prefill or a step of one block, matches when no logit differs by
+more than {TOLERANCE:g}, or by {ROUNDED_CACHE_TOLERANCE:g} where the cache rounds
+(NPUSIM_KV_PRECISION=F16). The prompt of 22 tokens and the first new ones cross
+the window of 32: where a mask written in slot distance goes wrong.
 
 {config_keys()}
 
@@ -62,7 +67,7 @@ examples:
   npusim demo -c NPUW_LLM_PREFILL_CHUNK_SIZE=5
   npusim demo --json | jq .worst_difference
 
-exit code: 0 if every step matches and drafting changes no token, 1 if not"""
+exit code: 0 if every call matches and drafting changes no token, 1 if not"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,17 +115,19 @@ def register(subparsers: Subparsers) -> None:
         subparsers, "demo", "the built-in models, each step compared with the native run", DESCRIPTION, EPILOG
     )
     parser.add_argument(
-        "--prompt", metavar="TEXT", default=DEFAULT_PROMPT, help=f'default: "{DEFAULT_PROMPT}"'
+        "--prompt",
+        metavar="TEXT",
+        type=utf8_text,
+        default=DEFAULT_PROMPT,
+        help=f'default: "{DEFAULT_PROMPT}"',
     )
+    add_max_new_tokens_option(parser)
     parser.add_argument(
-        "--max-new-tokens",
+        "--num-draft",
         metavar="N",
         type=at_least(1),
-        default=64,
-        help="most tokens to generate (default 64)",
-    )
-    parser.add_argument(
-        "--num-draft", metavar="N", type=at_least(1), default=4, help="tokens to guess per step (default 4)"
+        default=DEFAULT_NUM_DRAFT,
+        help=f"tokens to guess per step (default {DEFAULT_NUM_DRAFT})",
     )
     add_config_option(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -140,16 +147,15 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace, target_path: Path, draft_path: Path) -> DemoResult:
-    config = sized_config(
-        parse_config(options.config),
+    sizes = GenerationSizes(
         prompt_len=len(byte_vocabulary.encode(options.prompt)),
         max_new_tokens=options.max_new_tokens,
         block_len=options.num_draft + 1,
     )
-    with progress("compiling", None):
+    compiled = compile_models([target_path, draft_path], parse_config(options.config), sizes)
+    target, draft = compiled.models
+    with progress("compiling for the native run", None):
         reference = NativeModel(target_path)
-        target = npusim.compile_model(target_path, config)
-        draft = npusim.compile_model(draft_path, config)
     with progress("generating", 2 * options.max_new_tokens) as advance:
         plain_part = _generate(options, target.create_infer_request(), reference, None, advance)
         reference.reset()
@@ -194,16 +200,17 @@ def _print_result(result: DemoResult) -> None:
     print_fields(console, {"prompt": result.prompt, "continuation": text})
     console.print()
     console.print(_difference_table("token by token", result.plain, result.tolerance))
+    console.print()
     console.print(_difference_table("with drafts", result.drafted, result.tolerance))
     console.print()
     console.print(_summary_table(result))
     console.print()
-    console.print(plain(_verdict(result)))
+    console.print(plain(_verdict(result)), soft_wrap=True)
 
 
 def _difference_table(title: str, part: Part, tolerance: float) -> Table:
-    """The difference of each step, several to a row; a row begins with the position of its first step."""
-    table = new_table(f"{title}: largest logits difference of each step to the native run", gap=1)
+    """The difference of each call, several to a row; a row begins with the position of its first call."""
+    table = new_table(f"{title}: largest logits difference of each call to the native run")
     table.add_column("position", justify="right", no_wrap=True)
     for _ in range(DIFFERENCES_PER_ROW):
         table.add_column(justify="right", no_wrap=True)
@@ -238,20 +245,19 @@ def _summary_table(result: DemoResult) -> Table:
 
 
 def _verdict(result: DemoResult) -> str:
-    steps = len(result.plain.parity) + len(result.drafted.parity)
-    mismatches = sum(
-        step.max_abs_difference > result.tolerance
-        for part in (result.plain, result.drafted)
-        for step in part.parity
-    )
+    parts = (result.plain, result.drafted)
+    calls = [step for part in parts for step in part.parity]
+    mismatches = sum(step.max_abs_difference > result.tolerance for step in calls)
     limit = f"{result.tolerance:g}"
+    counted = " and ".join(str(len(part.generation.steps)) for part in parts)
+    number = f"{len(calls)} calls (2 prefills, {counted} steps)"
     parity = (
-        f"MISMATCH: {mismatches} of {steps} steps differ from the native run by more than {limit}"
+        f"MISMATCH: {mismatches} of {number} differ from the native run by more than {limit}"
         if mismatches
-        else f"all {steps} steps match the native run (worst {result.worst:.1e}, allowed {limit})"
+        else f"all {number} match the native run (worst {result.worst:.1e}, allowed {limit})"
     )
     lossless = "drafting changed no token" if result.is_lossless else "MISMATCH: drafting changed the tokens"
-    return f"{parity}; {lossless}"
+    return f"{parity}\n{lossless}"
 
 
 def _result_json(result: DemoResult) -> dict[str, Json]:

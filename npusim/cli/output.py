@@ -58,8 +58,8 @@ def finite(value: float) -> float | None:
 
 
 def print_json(value: Mapping[str, Json]) -> None:
-    """One JSON object and nothing else on stdout."""
-    print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+    """One JSON object and nothing else on stdout, in ASCII: it passes through a pipe of any encoding."""
+    print(json.dumps(value, indent=2, allow_nan=False))
 
 
 def plain(text: str) -> Text:

@@ -2,51 +2,66 @@
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import npusim
 from npusim import byte_vocabulary, speculative
+from npusim.cli.compiling import GenerationSizes, compile_models
 from npusim.cli.config_help import config_keys
 from npusim.cli.output import Json, print_fields, print_json, progress, stdout
 from npusim.cli.parsers import (
+    DEFAULT_NUM_DRAFT,
     Subparsers,
     add_command,
     add_config_option,
+    add_max_new_tokens_option,
     at_least,
     parse_config,
-    sized_config,
+    probability,
+    temperature,
     token_ids,
+    utf8_text,
 )
-from npusim.cli.tracing import tracing
-from npusim.errors import InputError
+from npusim.cli.tracing import check_can_trace, tracing
+from npusim.errors import ConfigError, InputError
 
 LOOKUP = "lookup"
 
 DESCRIPTION = """\
-Generate from a prompt on the simulated NPU: a prefill graph takes the prompt, a generate
-graph one block after the other, the host keeps the KV cache between them. With --draft a
-smaller model (or the text itself) guesses ahead and the model verifies the guesses in one
-block: the greedy tokens stay the same, the steps become fewer."""
+Generate from a prompt on the simulated NPU: a prefill graph takes the prompt, a
+generate graph one block after the other, the host keeps the KV cache between
+them. With --draft a smaller model (or the text itself) guesses ahead and the
+model verifies the guesses in one block: the greedy tokens stay the same, the
+steps become fewer."""
 
 EPILOG = f"""\
-sizes: what -c leaves open is chosen for this run. NPUW_LLM_MAX_PROMPT_LEN is the prompt
-rounded up to 64, NPUW_LLM_MIN_RESPONSE_LEN is --max-new-tokens,
-NPUW_LLM_MAX_GENERATION_TOKEN_LEN is 1, or --num-draft + 1 with a draft.
+sizes: what -c leaves open is chosen for this run. NPUW_LLM_MAX_PROMPT_LEN is
+the prompt rounded up to 64 (less where the rotary tables end),
+NPUW_LLM_MIN_RESPONSE_LEN is --max-new-tokens, NPUW_LLM_MAX_GENERATION_TOKEN_LEN
+is 1, or --num-draft + 1 with a draft. With a draft and NPUSIM_KV_LAYOUT=ROLLING
+NPUSIM_COMMIT is DEFERRED, since rejected rows could not be taken back.
 
-text: --prompt and text output need the byte vocabulary ({byte_vocabulary.VOCAB_SIZE} ids, a token is a byte)
-that the built-in models have. Other models take --prompt-ids and answer with token ids.
+text: --prompt and text output need the byte vocabulary ({byte_vocabulary.VOCAB_SIZE} ids, a token is
+a byte) that the built-in models have. Other models take --prompt-ids and answer
+with token ids.
+
+traces: a line of JSON per call, and an end that counts them. FILE may be new,
+empty or a trace, which is overwritten; any other file is refused.
 
 {config_keys()}
 
 examples:
   npusim run model.onnx --prompt-ids 257,72,105 --max-new-tokens 32
   npusim run model.onnx --prompt "Return a list" -c NPUW_LLM_PREFILL_HINT=STATIC
-  npusim run target.onnx --prompt "Return a list" --draft draft.onnx --num-draft 4
-  npusim run target.onnx --prompt "Return a list" --draft lookup --temperature 0.8 --seed 7
+  npusim run target.onnx --prompt "Return" --draft draft.onnx --num-draft 4
+  npusim run target.onnx --prompt "Return" --draft lookup --temperature 0.8
   npusim run model.onnx --prompt-ids 1,2,3 --json | jq .tokens
-  npusim run model.onnx --prompt-ids 1,2,3 --trace run.jsonl"""
+  npusim run model.onnx --prompt-ids 1,2,3 --trace run.jsonl
+
+exit code: 0, or 2 if the model, a setting, the prompt or a trace cannot be used"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,19 +88,15 @@ def register(subparsers: Subparsers) -> None:
     parser = add_command(subparsers, "run", "generate from a prompt", DESCRIPTION, EPILOG)
     parser.add_argument("model", metavar="MODEL", type=Path, help="ONNX file of a language model")
     prompt = parser.add_mutually_exclusive_group(required=True)
-    prompt.add_argument("--prompt", metavar="TEXT", help="prompt as text (byte vocabulary only)")
-    prompt.add_argument("--prompt-ids", metavar="1,2,3", type=token_ids, help="prompt as token ids")
-    parser.add_argument(
-        "--max-new-tokens",
-        metavar="N",
-        type=at_least(1),
-        default=64,
-        help="most tokens to generate (default 64)",
+    prompt.add_argument(
+        "--prompt", metavar="TEXT", type=utf8_text, help="prompt as text (byte vocabulary only)"
     )
+    prompt.add_argument("--prompt-ids", metavar="1,2,3", type=token_ids, help="prompt as token ids")
+    add_max_new_tokens_option(parser)
     parser.add_argument(
         "--eos",
         metavar="ID",
-        type=int,
+        type=at_least(0),
         help="token that ends the text (default: the end mark of a byte vocabulary)",
     )
     add_config_option(parser)
@@ -106,22 +117,29 @@ def _add_draft_options(parser: argparse.ArgumentParser) -> None:
         help="guess ahead with this ONNX model, or with what followed the last tokens earlier in the text",
     )
     group.add_argument(
-        "--num-draft", metavar="N", type=at_least(1), default=4, help="tokens to guess per step (default 4)"
+        "--num-draft",
+        metavar="N",
+        type=at_least(1),
+        help=f"tokens to guess per step (default {DEFAULT_NUM_DRAFT})",
+    )
+    group.add_argument(
+        "--draft-trace", metavar="FILE", type=Path, help="as --trace, of the calls of the draft model"
     )
 
 
 def _add_sampling_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling (without --temperature: the likeliest token each time)")
-    group.add_argument("--temperature", metavar="T", type=float, default=0.0, help="0 is greedy (default)")
-    group.add_argument("--top-k", metavar="K", type=int, default=0, help="keep the K likeliest; 0 keeps all")
     group.add_argument(
-        "--top-p", metavar="P", type=float, default=1.0, help="keep the likeliest that reach P"
+        "--temperature", metavar="T", type=temperature, default=0.0, help="0 is greedy (default)"
     )
-    group.add_argument("--seed", metavar="N", type=int, default=0, help="seed of the draws (default 0)")
+    group.add_argument("--top-k", metavar="K", type=at_least(0), help="keep the K likeliest; 0 keeps all")
+    group.add_argument("--top-p", metavar="P", type=probability, help="keep the likeliest that reach P")
+    group.add_argument("--seed", metavar="N", type=at_least(0), help="seed of the draws (default 0)")
 
 
 def execute(options: argparse.Namespace) -> int:
     """Run and print; 0, as an unusable model or prompt raises."""
+    _check_options(options)
     result = _run(options)
     if options.json:
         print_json(_result_json(str(options.model), result))
@@ -130,26 +148,46 @@ def execute(options: argparse.Namespace) -> int:
     return 0
 
 
+def _check_options(options: argparse.Namespace) -> None:
+    """Raises ConfigError for an option that would do nothing, TraceError for a trace that cannot be."""
+    if options.draft is None:
+        _refuse_idle(options, "--draft", "--num-draft", "--draft-trace")
+    elif options.draft == LOOKUP:
+        _refuse_idle(options, "a draft model", "--draft-trace")
+    if options.temperature == 0:
+        _refuse_idle(options, "a --temperature above 0", "--top-k", "--top-p", "--seed")
+    models = (options.model, _draft_path(options))
+    check_can_trace(options.trace, models)
+    check_can_trace(options.draft_trace, (*models, options.trace))
+
+
+def _refuse_idle(options: argparse.Namespace, needed: str, *names: str) -> None:
+    for name in names:
+        if getattr(options, name.lstrip("-").replace("-", "_")) is not None:
+            raise ConfigError(f"{name} does nothing without {needed}; give that too, or leave {name} out")
+
+
+def _draft_path(options: argparse.Namespace) -> Path | None:
+    return None if options.draft in (None, LOOKUP) else Path(options.draft)
+
+
 def _run(options: argparse.Namespace) -> RunResult:
     prompt_ids = options.prompt_ids or byte_vocabulary.encode(options.prompt)
-    sampler = speculative.Sampler(
-        temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, seed=options.seed
-    )
-    config = sized_config(
-        parse_config(options.config),
+    num_draft = options.num_draft or DEFAULT_NUM_DRAFT
+    started = time.perf_counter()
+    sizes = GenerationSizes(
         prompt_len=len(prompt_ids),
         max_new_tokens=options.max_new_tokens,
-        block_len=options.num_draft + 1 if options.draft else 1,
+        block_len=num_draft + 1 if options.draft else 1,
     )
-    started = time.perf_counter()
-    with progress("compiling", None):
-        compiled = npusim.compile_model(options.model, config)
-        drafter = _drafter(options.draft, config)
-    request = compiled.create_infer_request()
+    paths = [path for path in (options.model, _draft_path(options)) if path is not None]
+    compiled = compile_models(paths, parse_config(options.config), sizes)
+    request = compiled.models[0].create_infer_request()
     eos_token_id = _eos_token_id(options, request.vocab_size)
     ready = time.perf_counter()
     with (
-        tracing(options.trace, options.model, compiled, request),
+        tracing(options.trace, options.model, compiled.models[0], request),
+        _drafter(options, compiled.models[-1]) as drafter,
         progress("generating", options.max_new_tokens) as advance,
     ):
         generation = speculative.generate(
@@ -157,18 +195,27 @@ def _run(options: argparse.Namespace) -> RunResult:
             prompt_ids,
             max_new_tokens=options.max_new_tokens,
             drafter=drafter,
-            num_draft_tokens=options.num_draft,
+            num_draft_tokens=num_draft,
             eos_token_id=eos_token_id,
-            sampler=sampler,
-            on_step=_advancing(advance),
+            sampler=_sampler(options),
+            on_step=lambda step: advance(step.emitted),
         )
     return RunResult(
         prompt_ids=prompt_ids,
         generation=generation,
         request=request,
-        config=config,
+        config=compiled.config,
         compile_seconds=ready - started,
         generate_seconds=time.perf_counter() - ready,
+    )
+
+
+def _sampler(options: argparse.Namespace) -> speculative.Sampler:
+    return speculative.Sampler(
+        temperature=options.temperature,
+        top_k=options.top_k or 0,
+        top_p=1.0 if options.top_p is None else options.top_p,
+        seed=options.seed or 0,
     )
 
 
@@ -184,18 +231,16 @@ def _eos_token_id(options: argparse.Namespace, vocab_size: int) -> int | None:
     return default if options.eos is None else int(options.eos)
 
 
-def _advancing(advance: Callable[[float], None]) -> Callable[[speculative.Step], None]:
-    return lambda step: advance(step.emitted)
-
-
-def _drafter(
-    draft: str | None, config: dict[str, str | int]
-) -> speculative.DraftModel | speculative.PromptLookup | None:
-    if draft is None:
-        return None
-    if draft == LOOKUP:
-        return speculative.PromptLookup()
-    return speculative.DraftModel(npusim.compile_model(draft, config).create_infer_request())
+@contextmanager
+def _drafter(options: argparse.Namespace, draft: npusim.CompiledLLM) -> Iterator[speculative.Drafter | None]:
+    """The drafter that was asked for; the calls of a draft model are traced meanwhile."""
+    path = _draft_path(options)
+    if path is None:
+        yield speculative.PromptLookup() if options.draft else None
+        return
+    request = draft.create_infer_request()
+    with tracing(options.draft_trace, path, draft, request):
+        yield speculative.DraftModel(request)
 
 
 def _print_result(result: RunResult) -> None:

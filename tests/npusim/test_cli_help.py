@@ -1,0 +1,35 @@
+"""`--help` of the commands."""
+
+import pytest
+
+from npusim.cli.config_help import config_keys
+from npusim.cli.main import main
+from npusim.config import OPTIONS
+
+
+@pytest.mark.parametrize("command", [[], ["run"], ["demo"], ["replay"]])
+def test_help_teaches_within_80_columns(capsys, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit, match="0"):
+        main([*command, "--help"])
+    printed = capsys.readouterr().out
+    assert "examples:\n" in printed or "start here:\n" in printed
+    assert "exit code" in printed
+    assert max(map(len, printed.replace(config_keys(), "").splitlines())) <= 80
+
+
+@pytest.mark.parametrize("command", ["run", "demo"])
+def test_every_setting_is_listed(capsys, command):
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "--help"])
+    printed = capsys.readouterr().out
+    for option in OPTIONS:
+        assert f"{option.key}  (default {option.default})" in printed
+
+
+def test_all_commands_are_listed(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    printed = capsys.readouterr().out
+    for command in ("demo", "run", "check", "replay"):
+        assert f"\n    {command} " in printed
