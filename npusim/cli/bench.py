@@ -23,6 +23,7 @@ from npusim.cli.parsers import (
     add_config_option,
     at_least,
     parse_config,
+    refuse_idle,
 )
 from npusim.config_values import ConfigValue
 from npusim.errors import ConfigError
@@ -113,8 +114,8 @@ def _check_options(options: argparse.Namespace) -> None:
     shape = [name for name, _, _ in SHAPE_OPTIONS] + ["ffn", "window"]
     if options.suite:
         _refuse(options, ["model", *shape, *MEASURED_OPTIONS], "--suite chooses its own models and lengths")
-    elif options.groups:
-        raise ConfigError("--groups chooses parts of a suite; give --suite goals, or leave it out")
+    else:
+        refuse_idle(options, "--suite", "--groups")
     if options.model:
         _refuse(options, shape, "MODEL has a shape already; leave one of the two out")
     if options.plot:

@@ -5,13 +5,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import openvino as ov
 
 import npusim
 from npusim import byte_vocabulary, speculative
 from npusim.cli.compare_report import print_report, report_json
 from npusim.cli.config_help import config_keys
+from npusim.cli.drafting import LOOKUP, add_draft_options, draft_path
 from npusim.cli.output import print_json, progress
 from npusim.cli.parsers import (
+    DEFAULT_NUM_DRAFT,
     MAX_GENERATION_TOKEN_LEN,
     MIN_RESPONSE_LEN,
     Subparsers,
@@ -19,8 +22,10 @@ from npusim.cli.parsers import (
     add_config_option,
     at_least,
     parse_config,
+    refuse_idle,
     sized_config,
     token_ids,
+    utf8_text,
 )
 from npusim.compare import BackendKind, Comparison, compare
 from npusim.compare.differences import EXACT, QUANTIZED, ROUNDED
@@ -28,8 +33,6 @@ from npusim.errors import ConfigError, InputError
 from npusim.model_spec import ModelSpec, read_model, read_spec
 from npusim.npuw_profile import BLOCK_STEP, round_up
 
-LOOKUP = "lookup"
-NUM_DRAFT = 4
 LEAST_PROMPT, MOST_PROMPT = 24, 512
 PAST_THE_WINDOW = 8
 
@@ -97,19 +100,14 @@ def register(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--candidate", metavar="FILE", type=Path, help="what they run instead of MODEL")
     prompt = parser.add_mutually_exclusive_group()
-    prompt.add_argument("--prompt", metavar="TEXT", help="prompt as text (byte vocabulary only)")
+    prompt.add_argument(
+        "--prompt", metavar="TEXT", type=utf8_text, help="prompt as text (byte vocabulary only)"
+    )
     prompt.add_argument("--prompt-ids", metavar="1,2,3", type=token_ids, help="prompt as token ids")
     parser.add_argument(
         "--steps", metavar="N", type=at_least(1), default=16, help="generate steps (default 16)"
     )
-    parser.add_argument(
-        "--draft",
-        metavar="MODEL|lookup",
-        help="verify blocks: guess ahead with this ONNX model, or with what followed earlier in the text",
-    )
-    parser.add_argument(
-        "--num-draft", metavar="N", type=at_least(1), help=f"tokens to guess per step (default {NUM_DRAFT})"
-    )
+    add_draft_options(parser)
     parser.add_argument("--layers", action="store_true", help="find the attention layer that differs first")
     parser.add_argument(
         "--tolerance", metavar="X", type=float, help="greatest logits difference that is agreement"
@@ -121,9 +119,8 @@ def register(subparsers: Subparsers) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Compare and print; 1 if anything differs."""
-    asked = _comparison(options)
-    parts = 1 + len(asked.kinds or BackendKind)
-    with progress("comparing", parts) as advance:
+    with progress("comparing", 1 + len(options.against or BackendKind)) as advance:
+        asked = _comparison(options)
         report = compare(asked, advance)
     if options.json:
         print_json(report_json(str(options.model), asked, report))
@@ -134,8 +131,8 @@ def execute(options: argparse.Namespace) -> int:
 
 def _check_options(options: argparse.Namespace, given: Mapping[str, str]) -> None:
     """ConfigError for options of which nothing would come."""
-    if options.num_draft and not options.draft:
-        raise ConfigError("--num-draft without --draft: nothing is guessed; give --draft, or leave it out")
+    if options.draft is None:
+        refuse_idle(options, "--draft", "--num-draft")
     for key in filter(_is_for_npuw_only, given):
         if options.against and BackendKind.NPUW not in options.against:
             raise ConfigError(f"-c {key} is for npuw, which --against leaves out; leave out one of the two")
@@ -144,25 +141,37 @@ def _check_options(options: argparse.Namespace, given: Mapping[str, str]) -> Non
 def _comparison(options: argparse.Namespace) -> Comparison:
     given = parse_config(options.config)
     _check_options(options, given)
-    own = {key: value for key, value in given.items() if not _is_for_npuw_only(key)}
-    num_draft = options.num_draft or NUM_DRAFT
-    block = num_draft + 1 if options.draft else 1
-    prompt = _prompt(options, read_spec(read_model(options.model)))
-    config = sized_config(
-        own, prompt_len=len(prompt), max_new_tokens=1 + options.steps * block, block_len=block
-    )
+    paths = [path for path in (options.model, draft_path(options.draft)) if path is not None]
+    models = {path: read_model(path) for path in paths}
+    specs = {path: read_spec(model) for path, model in models.items()}
+    prompt = _prompt(options, specs[options.model])
+    config = _config(options, given, len(prompt), specs)
     return Comparison(
         model=options.model,
         candidate=options.candidate,
         kinds=options.against,
         prompt=prompt,
         num_steps=options.steps,
-        drafter=_drafter(options.draft, config),
-        num_draft_tokens=num_draft,
+        drafter=_drafter(models[paths[-1]], options.draft, config) if options.draft else None,
+        num_draft_tokens=options.num_draft or DEFAULT_NUM_DRAFT,
         config=config,
         npuw_config=_npuw_config(config, given),
         layers=options.layers,
         max_abs_difference=options.tolerance,
+    )
+
+
+def _config(
+    options: argparse.Namespace, given: Mapping[str, str], prompt_len: int, specs: Mapping[Path, ModelSpec]
+) -> dict[str, str | int]:
+    block_len = 1 + (options.num_draft or DEFAULT_NUM_DRAFT) if options.draft else 1
+    return sized_config(
+        {key: value for key, value in given.items() if not _is_for_npuw_only(key)},
+        prompt_len=prompt_len,
+        max_new_tokens=1 + options.steps * block_len,
+        block_len=block_len,
+        max_positions={str(path): spec.max_positions for path, spec in specs.items()},
+        length_option="--steps",
     )
 
 
@@ -196,12 +205,11 @@ def _prompt(options: argparse.Namespace, spec: ModelSpec) -> list[int]:
     return drawn
 
 
-def _drafter(draft: str | None, config: Mapping[str, str | int]) -> speculative.Drafter | None:
-    if draft is None:
-        return None
+def _drafter(model: ov.Model, draft: str, config: Mapping[str, str | int]) -> speculative.Drafter:
+    """What --draft names: the text itself, or a model."""
     if draft == LOOKUP:
         return speculative.PromptLookup()
-    return speculative.DraftModel(npusim.compile_model(draft, config).create_infer_request())
+    return speculative.DraftModel(npusim.compile_model(model, config).create_infer_request())
 
 
 def _kinds(text: str) -> tuple[BackendKind, ...]:

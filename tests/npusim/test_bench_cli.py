@@ -191,7 +191,7 @@ def test_without_onnxruntime(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--groups flat", "--groups chooses parts of a suite; give --suite goals"),
+        ("--groups flat", "--groups does nothing without --suite"),
         ("--suite goals --kv-heads 2", "--kv-heads: --suite chooses its own models"),
         ("--suite goals --rounds 3", "--rounds: --suite chooses its own models"),
         ("--suite goals -c NPUSIM_KV_SLACK=1", "-c: --suite chooses its own models"),

@@ -73,7 +73,9 @@ def test_names_of_backends(names: str, message: str, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--num-draft", "3"], "--num-draft without --draft"),
+        (["--num-draft", "3"], "--num-draft does nothing without --draft"),
+        (["--steps", "600"], "llama.onnx: a prompt of 24 tokens and 601 new ones need 624 positions"),
+        (["--steps", "600"], "lower --steps"),
         (["--against", "ort", "-c", "NPUW_DEVICES=NPU"], "-c NPUW_DEVICES is for npuw, which --against"),
     ],
 )
