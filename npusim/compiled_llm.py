@@ -9,8 +9,10 @@ from npusim.cache_plan import LayerCache, plan_caches, with_capacity
 from npusim.config import LLMConfig
 from npusim.config_choices import Execution, PrefillHint
 from npusim.config_values import ConfigValue
+from npusim.errors import ConfigError
 from npusim.graphs import lower_block, lower_whole_prefill, with_attention_taps
-from npusim.model_spec import ModelSpec, read_model, read_spec
+from npusim.model_file import read_model
+from npusim.model_spec import ModelSpec, read_spec
 from npusim.request import LLMInferRequest
 from npusim.static_graph import COMPILE_PROPERTIES
 from transforms import ExecutionForm, PlainWeights
@@ -31,6 +33,7 @@ class CompiledLLM:
     def __init__(self, model: ov.Model, config: LLMConfig) -> None:
         self.spec: ModelSpec = read_spec(model)
         self.config = config.fitted(self.spec.max_positions)
+        _check_chunks(self.spec, self.config)
         self.caches: tuple[LayerCache, ...] = plan_caches(self.spec, self.config)
         self.prefill_model = self._lower_prefill(model)
         self.variants: dict[int, tuple[LayerCache, ...]] = {
@@ -77,12 +80,28 @@ class CompiledLLM:
         return lower_block(model, self.spec, self.caches, rows, self.config.capacity)
 
 
+def _check_chunks(spec: ModelSpec, config: LLMConfig) -> None:
+    """Without causality a token sees those after it, and a chunk cannot see the next one."""
+    free = [layer.name for layer in spec.layers if not layer.causal]
+    longest = config.max_prompt_len or config.chunk_size
+    if free and config.chunk_size < longest:
+        raise ConfigError(
+            f"{free[0]}: causal=0 with NPUW_LLM_PREFILL_CHUNK_SIZE={config.chunk_size} and prompts of up to "
+            f"{longest} tokens; its rows see the whole prompt, so set NPUW_LLM_PREFILL_HINT=STATIC, or a "
+            "chunk of the whole prompt"
+        )
+
+
 def compile_model(
     model: str | Path | ov.Model, config: Mapping[str, ConfigValue] | None = None
 ) -> CompiledLLM:
-    """Compile an ONNX or IR language model with GroupQueryAttention for the simulated NPU.
+    """Compile a language model with GroupQueryAttention for the simulated NPU.
 
+    model: an ONNX file, or a model that OpenVINO read from one; it stays as it was.
     config: NPUW_LLM_* and NPUSIM_* keys (`npusim.config.OPTIONS`), values as strings or numbers.
+
+    With causal=0 the tokens of one call see each other, as the op defines it: a prompt is one call, and a
+    block of several tokens (drafts, say) answers differently from the same tokens one by one.
 
     Raises ConfigError for a config that cannot hold, ModelError for a model that cannot run.
     """

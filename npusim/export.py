@@ -9,15 +9,15 @@ from enum import Enum
 from pathlib import Path
 
 import openvino as ov
-from openvino.preprocess import PrePostProcessor
 
 from npusim import byte_vocabulary
 from npusim.byte_tokenizer import build_detokenizer, build_tokenizer
 from npusim.errors import ConfigError, ModelError
-from npusim.model_spec import ModelSpec, read_model, read_spec
+from npusim.model_file import read_model
+from npusim.model_spec import ModelSpec, read_spec
 from npusim.npuw_probe import NativeProbe, NativeVerdict, probe_layer
 from npusim.onnx_attention import AttentionLayer, Sink, read_onnx_attention
-from transforms import DecompositionError, StatefulGQA
+from transforms import DecompositionError, FloatLogits, StatefulGQA
 
 MODEL_FILE = "openvino_model.xml"
 TOKENIZER_MODELS = ("openvino_tokenizer", "openvino_detokenizer")
@@ -110,11 +110,7 @@ def _lower(model: ov.Model, source: Path) -> None:
         StatefulGQA().run_on_model(model)
     except DecompositionError as error:
         raise ModelError(f"{source}: {error}") from error
-    if model.output("logits").get_element_type() != ov.Type.f32:
-        # The pipeline reads logits as float32 whatever they are.
-        preprocessor = PrePostProcessor(model)
-        preprocessor.output("logits").tensor().set_element_type(ov.Type.f32)
-        preprocessor.build()
+    FloatLogits().run_on_model(model)  # the pipeline reads them as float32 whatever they are
 
 
 NOT_ASKED = NativeProbe(verdict=NativeVerdict.NOT_PROBED, reason="not asked for")

@@ -12,6 +12,7 @@ from transforms import (
     ConvertCache,
     DecomposeGQA,
     DecompositionError,
+    FloatLogits,
     KeepNewRows,
     RemoveEmptyPast,
     StaticShapes,
@@ -76,7 +77,7 @@ def _cache_types(caches: tuple[LayerCache, ...]) -> dict[str, ov.Type]:
 def _lower(model: ov.Model, spec: ModelSpec, passes: list[ov.passes.ModelPass]) -> ov.Model:
     lowered = model.clone()
     manager = Manager()
-    for step in passes:
+    for step in (*passes, FloatLogits()):
         manager.register_pass(step)
     try:
         manager.run_passes(lowered)

@@ -1,11 +1,12 @@
 """What a language model offers: its ports, attention layers and limits, read once from the graph."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import openvino as ov
 
 from npusim.errors import ModelError
+from npusim.model_rules import check_caches, check_mask_use, in_layer_order, position_tables
 from transforms import DecompositionError, GQANode, find_gqa, read_gqa
 
 KNOWN_INPUTS = ("input_ids", "attention_mask", "position_ids")
@@ -15,6 +16,8 @@ KNOWN_INPUTS = ("input_ids", "attention_mask", "position_ids")
 class LayerSpec:
     """One attention layer: its node, its four cache ports, and what sizes its buffers.
 
+    present_outputs: which outputs of the model present_key and present_value are. A compiler that finds two
+    of them equal makes them one, and of their names one is lost; their places stay.
     cache_channels: elements of type cache_type that hold one row of a head: D, or D / 2 where two codes
     share a byte.
     """
@@ -25,10 +28,12 @@ class LayerSpec:
     past_value: str
     present_key: str
     present_value: str
+    present_outputs: tuple[int, int]
     kv_num_heads: int
     head_size: int
     cache_channels: int
     local_window_size: int
+    causal: bool
     cache_type: ov.Type
     is_quantized: bool
 
@@ -38,7 +43,8 @@ class ModelSpec:
     """A model npusim can run.
 
     vocab_size is the width of the logits, num_embeddings the number of token ids that input_ids may name,
-    max_positions the rows of the shortest rotary table (None: no table inside the ops).
+    max_positions the positions that the shortest table covers, rotary or of position embeddings (None: no
+    table). Layers are in the order of the numbers in their ports' names, where they have any.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -48,37 +54,24 @@ class ModelSpec:
     has_position_ids: bool
 
 
-def read_model(model: str | Path | ov.Model) -> ov.Model:
-    """A model of the caller's own: read from a file, or a clone of what was given.
-
-    Raises ModelError for a file that is missing, is no model, or that the OpenVINO frontend refuses.
-    """
-    if isinstance(model, ov.Model):
-        return model.clone()
-    path = Path(model)
-    if not path.is_file():
-        raise ModelError(f"{path}: no such file; give an ONNX or OpenVINO IR model")
-    try:
-        return ov.Core().read_model(path)
-    except RuntimeError as error:
-        raise ModelError(f"{path}: OpenVINO cannot read it: {_frontend_reason(error)}") from error
-
-
 def read_spec(model: ov.Model) -> ModelSpec:
-    """Read the ports and layers; ModelError (or DecompositionError for a node) names what is missing."""
-    nodes = find_gqa(model)
-    if not nodes:
+    """Read the ports and layers; ModelError names the port or node, and what is wrong with it."""
+    try:
+        gqas = [read_gqa(node) for node in find_gqa(model)]
+    except DecompositionError as error:
+        raise ModelError(str(error)) from error
+    if not gqas:
         raise ModelError(
             "the model has no GroupQueryAttention; export it with a builder that emits the contrib op "
             "(onnxruntime-genai's does)"
         )
-    _check_ports(model)
-    try:
-        gqas = [read_gqa(node) for node in nodes]
-    except DecompositionError as error:
-        raise ModelError(str(error)) from error
-    layers = tuple(_read_layer(index, gqa) for index, gqa in enumerate(gqas))
+    places = {name: place for place, output in enumerate(model.outputs) for name in output.get_names()}
+    layers = tuple(_read_layer(index, gqa, places) for index, gqa in enumerate(in_layer_order(gqas)))
+    check_caches(gqas)
+    _check_ports(model, gqas)
+    check_mask_use(model, gqas)
     rows = [gqa.rotary.table_rows for gqa in gqas if gqa.rotary and gqa.rotary.table_rows is not None]
+    rows += position_tables(model)
     vocab_size = _vocab_size(model)
     return ModelSpec(
         layers=layers,
@@ -89,27 +82,18 @@ def read_spec(model: ov.Model) -> ModelSpec:
     )
 
 
-def _frontend_reason(error: RuntimeError) -> str:
-    """The lines of a frontend's message that say why, without its source positions."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    telling = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]
-    return " ".join(telling) or str(error)
-
-
 def _input_names(model: ov.Model) -> set[str]:
     return {source.get_any_name() for source in model.inputs}
 
 
-def _check_ports(model: ov.Model) -> None:
+def _check_ports(model: ov.Model, gqas: list[GQANode]) -> None:
     names = _input_names(model)
     for needed in ("input_ids", "attention_mask"):
         if needed not in names:
             raise ModelError(f"the model has no input {needed}; its inputs are {sorted(names)}")
     if not any("logits" in output.get_names() for output in model.outputs):
         raise ModelError("the model has no output logits")
-    caches = {
-        node.input_value(port).get_node().get_friendly_name() for node in find_gqa(model) for port in (3, 4)
-    }
+    caches = {past.get_node().get_friendly_name() for gqa in gqas for past in (gqa.past_key, gqa.past_value)}
     for source in model.inputs:
         name = source.get_any_name()
         if name not in KNOWN_INPUTS and source.get_node().get_friendly_name() not in caches:
@@ -119,7 +103,7 @@ def _check_ports(model: ov.Model) -> None:
             )
 
 
-def _read_layer(index: int, gqa: GQANode) -> LayerSpec:
+def _read_layer(index: int, gqa: GQANode, places: Mapping[str, int]) -> LayerSpec:
     past_key, past_value = (_past_port(gqa, source) for source in (gqa.past_key, gqa.past_value))
     present_key, present_value = (_present_port(gqa, port) for port in (1, 2))
     return LayerSpec(
@@ -129,10 +113,12 @@ def _read_layer(index: int, gqa: GQANode) -> LayerSpec:
         past_value=past_value,
         present_key=present_key,
         present_value=present_value,
+        present_outputs=(places[present_key], places[present_value]),
         kv_num_heads=gqa.kv_num_heads,
         head_size=gqa.head_size,
         cache_channels=gqa.cache_channels,
         local_window_size=gqa.local_window_size,
+        causal=gqa.causal,
         cache_type=gqa.past_key.get_element_type(),
         is_quantized=gqa.quantization is not None,
     )

@@ -22,11 +22,13 @@ from numpy.typing import NDArray
 from openvino import Node
 
 from npusim.errors import InputError, ModelError, TrimError
-from npusim.model_spec import read_model
+from npusim.model_file import read_model
 
 GQA_TYPE = "GroupQueryAttention"
 FIRST_PAST, FIRST_PRESENT = 3, 1
 """Of the op: past_key and past_value are inputs 3 and 4, present_key and present_value outputs 1 and 2."""
+
+PACKED_4_BIT = 4
 
 TOKEN_INPUTS = ("input_ids", "attention_mask", "position_ids")
 REFERENCE_PROPERTIES = {
@@ -43,7 +45,7 @@ class _Cache:
     input_name: str
     output_index: int
     element_type: ov.Type
-    empty_shape: tuple[int, ...]  # [1, kv_num_heads, 0, head_size]
+    empty_shape: tuple[int, ...]  # [1, kv_num_heads, 0, head_size or half of it]
 
 
 class NativeModel:
@@ -122,8 +124,12 @@ def _take_past_as_it_is(nodes: Sequence[Node]) -> None:
 
 
 def _caches_of(model: ov.Model, node: Node) -> list[_Cache]:
-    """The key and value cache of one op; raises ModelError where they are not model inputs and outputs."""
+    """The key and value cache of one op; raises ModelError where they are not model inputs and outputs.
+
+    The head size, which a cache may leave open, is the query's; two codes of 4 bits share an element.
+    """
     caches = []
+    codes_in_element = 2 if node.get_attributes()["kv_cache_bit_width"] == PACKED_4_BIT else 1
     for offset in range(2):
         source = node.input_value(FIRST_PAST + offset)
         if source.get_node().get_type_name() != "Parameter":
@@ -132,16 +138,15 @@ def _caches_of(model: ov.Model, node: Node) -> list[_Cache]:
                 "export the model with past_key_values"
             )
         shape = source.get_partial_shape()
-        query_width = node.input_value(0).get_partial_shape()[3]
-        width = shape[3] if shape[3].is_static else query_width
-        if shape[1].is_dynamic or width.is_dynamic:
+        head_size = node.input_value(0).get_partial_shape()[3]
+        if shape[1].is_dynamic or head_size.is_dynamic:
             raise ModelError(f"{source.get_any_name()}: shape {shape} leaves heads or head size unknown")
         caches.append(
             _Cache(
                 input_name=source.get_any_name(),
                 output_index=_output_index(model, node, FIRST_PRESENT + offset),
                 element_type=source.get_element_type(),
-                empty_shape=(1, shape[1].get_length(), 0, width.get_length()),
+                empty_shape=(1, shape[1].get_length(), 0, head_size.get_length() // codes_in_element),
             )
         )
     return caches

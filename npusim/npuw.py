@@ -17,7 +17,8 @@ import openvino as ov
 
 from npusim.config_values import ConfigValue
 from npusim.errors import CapacityError, ModelError, NpuSimError, TrimError
-from npusim.model_spec import read_model, read_spec
+from npusim.model_file import read_model
+from npusim.model_spec import read_spec
 from npusim.npuw_config import NPUWConfig, read_config
 from npusim.npuw_profile import NPUWLengths
 from npusim.stage import Stage
@@ -245,7 +246,7 @@ class _Sizes:
 def _lower(model: ov.Model) -> _Sizes:
     """Bring a model of the caller's own to the stateful form, in place."""
     names = {port.get_any_name() for port in model.inputs}
-    if not find_gqa(model) and names == _STATEFUL_INPUTS:
+    if names == _STATEFUL_INPUTS and not find_gqa(model):
         width = model.output("logits").get_partial_shape()[2].get_length()
         return _Sizes(vocab_size=width, num_embeddings=width, max_positions=None)
     spec = read_spec(model)

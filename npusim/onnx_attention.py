@@ -5,7 +5,8 @@ others without a word. Weights are not needed and external data is not loaded.
 """
 
 import os
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -54,6 +55,7 @@ class AttentionLayer:
     rolling_cache: bool
     kv_cache_type: str
     softcap: float
+    smooth_softmax: int
     has_qk_norm: bool
     has_past: bool
 
@@ -78,14 +80,26 @@ class OnnxAttention:
     op_counts: Mapping[str, int]
 
 
+def require_file(path: str | os.PathLike[str]) -> None:
+    """Raise ModelError for a path that is no regular file, or one that may not be read."""
+    try:
+        mode = os.stat(path).st_mode
+        if stat.S_ISREG(mode):
+            with open(path, "rb"):
+                return
+    except FileNotFoundError as error:
+        raise ModelError(f"{path}: no such file; give the path of an ONNX model") from error
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be opened ({error.strerror}); give an ONNX model") from error
+    kind = "a directory" if stat.S_ISDIR(mode) else "no regular file"
+    raise ModelError(f"{path}: is {kind}; give the path of an ONNX model")
+
+
 def load_onnx(path: str | os.PathLike[str]) -> onnx.ModelProto:
     """The file without its external data. Raises ModelError for a file that is no ONNX model."""
+    require_file(path)
     try:
-        model = onnx.load(os.fspath(path), load_external_data=False)
-    except OSError as error:
-        raise ModelError(
-            f"{path}: cannot be opened ({error.strerror}); give the path of an ONNX file"
-        ) from error
+        model = onnx.load(os.fspath(path), format="protobuf", load_external_data=False)
     except DecodeError as error:
         raise ModelError(f"{path}: no ONNX model, or a truncated one ({error}); export it again") from error
     if not model.graph.node:
@@ -96,6 +110,7 @@ def load_onnx(path: str | os.PathLike[str]) -> onnx.ModelProto:
 def read_onnx_attention(path: str | os.PathLike[str]) -> OnnxAttention:
     """Read the attention layers of an ONNX file. Raises ModelError for a file that is no ONNX model."""
     model = load_onnx(path)
+    _refuse_nested(path, model.graph)
     shapes = _shapes(model.graph)
     nodes = [node for node in model.graph.node if node.op_type == GQA_TYPE]
     counts: dict[str, int] = {}
@@ -105,6 +120,25 @@ def read_onnx_attention(path: str | os.PathLike[str]) -> OnnxAttention:
     return OnnxAttention(
         layers=tuple(_read_layer(index, node, shapes) for index, node in enumerate(nodes)), op_counts=counts
     )
+
+
+def _refuse_nested(path: str | os.PathLike[str], graph: onnx.GraphProto) -> None:
+    """Attention in the body of a control-flow op, where no list of layers would show it."""
+    for node in graph.node:
+        for hidden in _inside(node):
+            if hidden.op_type == GQA_TYPE:
+                raise ModelError(
+                    f"{path}: {hidden.output[0]}: this {GQA_TYPE} is inside the body of "
+                    f"{node.name or node.output[0]} ({node.op_type}); export it without control flow"
+                )
+
+
+def _inside(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            for inner in graph.node:
+                yield inner
+                yield from _inside(inner)
 
 
 @dataclass(frozen=True)
@@ -142,7 +176,7 @@ def _read_layer(index: int, node: onnx.NodeProto, infos: Mapping[str, _TensorInf
         return node.input[position] if position < len(node.input) else ""
 
     num_heads, kv_num_heads = integer("num_heads", 0), integer("kv_num_heads", 0)
-    sink = Sink.SMOOTH_SOFTMAX if integer("smooth_softmax", 0) > 0 else Sink.NONE
+    sink = Sink.SMOOTH_SOFTMAX if integer("smooth_softmax", 0) == 1 else Sink.NONE
     return AttentionLayer(
         index=index,
         name=node.name or node.output[0],
@@ -159,6 +193,7 @@ def _read_layer(index: int, node: onnx.NodeProto, infos: Mapping[str, _TensorInf
         rolling_cache=integer("sliding_window_cache", 0) != 0,
         kv_cache_type=_kv_cache_type(attributes, infos.get(given(3))),
         softcap=attributes["softcap"].f if "softcap" in attributes else 0.0,
+        smooth_softmax=integer("smooth_softmax", 0),
         has_qk_norm=bool(given(14) or given(15)),
         has_past=bool(given(3) and given(4)),
     )

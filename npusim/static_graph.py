@@ -106,11 +106,10 @@ class StaticGraph:
         return self._bind(port, None)  # type: ignore[return-value]
 
     def _bind_group(self, members: tuple[LayerCache, ...]) -> Array:
-        rows = allocate_rows(members, self.num_rows)
-        for index, cache in enumerate(members):
-            for offset, name in enumerate((cache.layer.present_key, cache.layer.present_value)):
-                place = 2 * index + offset
-                self._bind(self._compiled.output(name), rows[place : place + 1])
+        rows, outputs = allocate_rows(members, self.num_rows), self._compiled.outputs
+        places = [place for cache in members for place in cache.layer.present_outputs]
+        for index, place in enumerate(places):
+            self._bind(outputs[place], rows[index : index + 1])
         return rows
 
     def _bind_taps(self, num_layers: int) -> tuple[Array, ...]:

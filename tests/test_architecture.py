@@ -13,10 +13,10 @@ ROOT = Path(__file__).parents[1]
 # From the bottom to the top: a part imports parts of lower lines alone. A new part needs a place here.
 LINES = (
     ("errors", "stage", "tensor_slice", "byte_vocabulary", "cache_element", "config_choices"),
-    ("layout", "npuw_profile", "config_values", "byte_tokenizer"),
+    ("layout", "npuw_profile", "config_values", "byte_tokenizer", "model_rules", "onnx_attention"),
     ("config_options",),
-    ("config", "model_spec", "onnx_attention", "reference", "trace"),
-    ("kv_manager", "model_digest", "npuw_config", "probe_model", "trace_reader"),
+    ("config", "model_spec", "onnx_refusals", "reference", "trace"),
+    ("kv_manager", "model_digest", "model_file", "npuw_config", "probe_model", "trace_reader"),
     ("cache_plan",),
     ("static_graph",),
     ("graphs", "sanitizer", "step_inputs"),

@@ -5,6 +5,7 @@ from transforms.decompose_gqa import BlockTokens, DecomposeGQA, tokens_in_attent
 from transforms.empty_past import RemoveEmptyPast
 from transforms.errors import DecompositionError
 from transforms.execution_form import ExecutionForm
+from transforms.float_logits import FloatLogits
 from transforms.gqa_node import GQANode, find_gqa, node_label, read_gqa
 from transforms.key_layout import Branch, KeyLayout
 from transforms.new_rows import KeepNewRows
@@ -20,6 +21,7 @@ __all__ = [
     "DecomposeGQA",
     "DecompositionError",
     "ExecutionForm",
+    "FloatLogits",
     "GQANode",
     "KeepNewRows",
     "KeyLayout",

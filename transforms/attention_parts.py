@@ -26,6 +26,21 @@ def take_over(old: Output, new: Output) -> None:
     new.get_tensor().add_names(names)
 
 
+def convert_results(output: Output, element_type: ov.Type) -> int:
+    """Convert an output where it leaves the model, names kept; how many model outputs changed."""
+    if output.get_element_type() == element_type:
+        return 0
+    names, changed = output.get_names(), 0
+    for target in output.get_target_inputs():
+        if target.get_node().get_type_name() == "Result":
+            converted = ops.convert(output, element_type.get_type_name()).output(0)
+            output.get_tensor().set_names(set())
+            target.replace_source_output(converted)
+            converted.get_tensor().add_names(names)
+            changed += 1
+    return changed
+
+
 def scalar(value: float, element_type: ov.Type) -> Output:
     """A constant of no dimensions."""
     return ops.constant(value, dtype=element_type).output(0)

@@ -6,8 +6,10 @@ import openvino as ov
 import openvino.opset13 as ops
 from openvino.passes import ModelPass
 
+from transforms.attention_parts import convert_results
 from transforms.errors import DecompositionError
 from transforms.gqa_node import GQANode, find_gqa, read_gqa
+from transforms.gqa_rules import SUPPORTED_TYPES
 
 
 class ConvertCache(ModelPass):
@@ -17,8 +19,8 @@ class ConvertCache(ModelPass):
     not name keeps its own. Past rows are converted to the type of the query as they enter, new rows as they
     leave (round to nearest even). Run it before DecomposeGQA. `changed` counts the inputs of the last run.
 
-    Raises DecompositionError, with the model unchanged, for a quantized cache and another type than its own:
-    its codes would have to be rounded anew.
+    Raises DecompositionError, with the model unchanged, for a quantized cache and another type than its own
+    (its codes would have to be rounded anew), for a type that is no float, and for a node that is not there.
     """
 
     def __init__(self, cache_type: ov.Type | Mapping[str, ov.Type]) -> None:
@@ -29,15 +31,24 @@ class ConvertCache(ModelPass):
     def run_on_model(self, model: ov.Model) -> bool:
         """Convert the past of every node; presents are converted where they leave the model."""
         self.changed = 0
-        wanted = [(gqa, self._type_for(gqa)) for gqa in map(read_gqa, find_gqa(model))]
+        gqas = [read_gqa(node) for node in find_gqa(model)]
+        self._check_names([gqa.name for gqa in gqas])
+        wanted = [(gqa, self._type_for(gqa)) for gqa in gqas]
         for gqa, cache_type in wanted:
             for port in (3, 4):
                 self.changed += _convert_past(gqa, port, cache_type)
             for present in gqa.node.outputs()[1:]:
-                _convert_present(present, cache_type)
+                convert_results(present, cache_type)
         if self.changed:
             model.validate_nodes_and_infer_types()
         return self.changed > 0
+
+    def _check_names(self, names: list[str]) -> None:
+        unknown = sorted(set(self._cache_type) - set(names)) if isinstance(self._cache_type, Mapping) else []
+        if unknown:
+            raise DecompositionError(
+                f"cache_type names {unknown}, which the model does not have; its nodes are {names}"
+            )
 
     def _type_for(self, gqa: GQANode) -> ov.Type:
         """The type asked for, checked."""
@@ -49,6 +60,11 @@ class ConvertCache(ModelPass):
             raise DecompositionError(
                 f"{gqa.name}: its cache is quantized ({own.get_type_name()} codes) and cannot become "
                 f"{wanted.get_type_name()}; keep its type"
+            )
+        if gqa.quantization is None and wanted not in SUPPORTED_TYPES:
+            raise DecompositionError(
+                f"{gqa.name}: a float cache cannot become {wanted.get_type_name()}; allowed: "
+                f"{', '.join(kind.get_type_name() for kind in SUPPORTED_TYPES)}"
             )
         return wanted
 
@@ -62,15 +78,3 @@ def _convert_past(gqa: GQANode, port: int, cache_type: ov.Type) -> int:
     converted = ops.convert(parameter, gqa.element_type.get_type_name())
     gqa.node.input(port).replace_source_output(converted.output(0))
     return 1
-
-
-def _convert_present(present: ov.Output, cache_type: ov.Type) -> None:
-    if present.get_element_type() == cache_type:
-        return
-    names = present.get_names()
-    for target in present.get_target_inputs():
-        if target.get_node().get_type_name() == "Result":
-            converted = ops.convert(present, cache_type.get_type_name()).output(0)
-            present.get_tensor().set_names(set())
-            target.replace_source_output(converted)
-            converted.get_tensor().add_names(names)

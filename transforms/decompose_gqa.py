@@ -1,5 +1,6 @@
 """Lower every GroupQueryAttention of a static branch to a single ScaledDotProductAttention."""
 
+import math
 from collections.abc import Callable, Mapping
 
 import openvino as ov
@@ -28,12 +29,31 @@ def tokens_in_attention_mask(sequence_length: int) -> BlockTokens:
     """n of a language model: the sum of the last S entries of its attention_mask [1, length]."""
 
     def build(model: ov.Model) -> Output:
-        mask = model.input("attention_mask")
-        length = mask.get_partial_shape()[1].get_length()
+        mask = _attention_mask(model)
+        length = mask.get_shape()[1]
+        if not 1 <= sequence_length <= length:
+            raise DecompositionError(
+                f"attention_mask has {length} entries for a block of {sequence_length}; "
+                "its last entries are those of the block, at least 1"
+            )
         tail = ops.slice(mask, i64([length - sequence_length]), i64([length]), i64([1]), i64([1]))
         return ops.reduce_sum(tail, i64([1]), False).output(0)
 
     return build
+
+
+def _attention_mask(model: ov.Model) -> Output:
+    for port in model.inputs:
+        if "attention_mask" in port.get_names():
+            shape = port.get_partial_shape()
+            if shape.is_dynamic or len(shape) != 2:
+                raise DecompositionError(
+                    f"attention_mask has shape {shape}; a static [1, length] is needed (StaticShapes)"
+                )
+            return port
+    raise DecompositionError(
+        "the model has no input attention_mask to count the block's tokens in; give block_tokens of your own"
+    )
 
 
 class DecomposeGQA(ModelPass):
@@ -46,7 +66,8 @@ class DecomposeGQA(ModelPass):
     that blocks are always full. present outputs become Concat(past, new), [1, KV, C + S, D],
     of a quantized cache in its codes.
 
-    Raises DecompositionError, with the model unchanged, where a node cannot be lowered exactly.
+    Raises DecompositionError, with the model unchanged, where a node cannot be lowered exactly, and TypeError
+    for a branch, layout or block_tokens that is none.
     """
 
     def __init__(
@@ -57,6 +78,7 @@ class DecomposeGQA(ModelPass):
         block_tokens: BlockTokens | None = None,
     ) -> None:
         super().__init__()
+        _check_arguments(branch, key_layout, block_tokens)
         self._branch = branch
         self._key_layout = key_layout
         self._block_tokens = block_tokens
@@ -69,10 +91,10 @@ class DecomposeGQA(ModelPass):
         self._check_layout_names([site.gqa.name for site in sites])
         if not sites:
             return False
+        num_tokens = None if self._block_tokens is None else _token_count(self._block_tokens(model))
         for site in sites:
             resolve_head_size(site)
         model.validate_nodes_and_infer_types()
-        num_tokens = None if self._block_tokens is None else scalar_i32(self._block_tokens(model))
         shared = SharedParts(self._branch, num_tokens)
         lowered = [_lower(site, shared) for site in sites]
         for site, outputs in zip(sites, lowered, strict=True):
@@ -96,6 +118,32 @@ class DecomposeGQA(ModelPass):
             raise DecompositionError(
                 f"key_layout names {unknown}, which the model does not have; its nodes are {names}"
             )
+
+
+def _check_arguments(
+    branch: Branch, key_layout: KeyLayout | Mapping[str, KeyLayout], block_tokens: BlockTokens | None
+) -> None:
+    """A name in place of a member would silently be neither."""
+    if not isinstance(branch, Branch):
+        raise TypeError(f"branch={branch!r}; a member of Branch is needed")
+    layouts = key_layout.values() if isinstance(key_layout, Mapping) else [key_layout]
+    for layout in layouts:
+        if not isinstance(layout, KeyLayout):
+            raise TypeError(f"key_layout={key_layout!r}; members of KeyLayout are needed")
+    if block_tokens is not None and not callable(block_tokens):
+        raise TypeError(f"block_tokens={block_tokens!r}; a function from the model to an output is needed")
+
+
+def _token_count(source: Output) -> Output:
+    """What block_tokens gave, as an int32 of shape [1]."""
+    if not isinstance(source, Output):
+        raise DecompositionError(f"block_tokens gave {source!r}; an output of one integer is needed")
+    shape, kind = source.get_partial_shape(), source.get_element_type()
+    if shape.is_dynamic or math.prod(shape.to_shape()) != 1 or not kind.is_integral_number():
+        raise DecompositionError(
+            f"block_tokens gave {kind.get_type_name()} of shape {shape}; one integer is needed"
+        )
+    return scalar_i32(source)
 
 
 def _lower(site: Site, shared: SharedParts) -> tuple[Output, Output, Output]:

@@ -5,13 +5,20 @@ from enum import IntEnum
 
 import openvino as ov
 from openvino import Node, Output
+from openvino.op import if_op, loop, tensor_iterator
 
 from transforms.cache_quantization import CacheInputs, CacheQuantization, read_quantization, stored_channels
 from transforms.errors import DecompositionError
+from transforms.gqa_rules import (
+    check_heads,
+    check_shapes,
+    check_sink,
+    check_table_type,
+    check_window,
+    refuse_unsupported_attributes,
+)
 
 GQA_TYPE = "GroupQueryAttention"
-
-SUPPORTED_TYPES = (ov.Type.f32, ov.Type.f16, ov.Type.bf16)
 
 
 class Port(IntEnum):
@@ -113,29 +120,58 @@ def node_label(node: Node) -> str:
 
 
 def find_gqa(model: ov.Model) -> list[Node]:
-    """The GroupQueryAttention nodes of a model in execution order."""
-    return [node for node in model.get_ordered_ops() if node.get_type_name() == GQA_TYPE]
+    """The GroupQueryAttention nodes of a model in execution order.
+
+    Raises DecompositionError for one inside the body of a control-flow op, where no pass would reach it.
+    """
+    nodes = model.get_ordered_ops()
+    for node in nodes:
+        hidden = _first_inside(node)
+        if hidden is not None:
+            raise DecompositionError(
+                f"{node_label(hidden)}: this {GQA_TYPE} is inside the body of {node.get_friendly_name()} "
+                f"({node.get_type_name()}); only those of the model itself are lowered, export it without "
+                "control flow"
+            )
+    return [node for node in nodes if node.get_type_name() == GQA_TYPE]
+
+
+def _first_inside(node: Node) -> Node | None:
+    """A GroupQueryAttention in the bodies of a node, at any depth; None where there is none."""
+    for body in _bodies(node):
+        for inner in body.get_ordered_ops():
+            found = inner if inner.get_type_name() == GQA_TYPE else _first_inside(inner)
+            if found is not None:
+                return found
+    return None
+
+
+def _bodies(node: Node) -> list[ov.Model]:
+    if isinstance(node, if_op):
+        return [node.get_then_body(), node.get_else_body()]
+    return [node.get_function()] if isinstance(node, loop | tensor_iterator) else []
 
 
 def read_gqa(node: Node) -> GQANode:
     """Bind a node's inputs and attributes.
 
     Raises DecompositionError for what the lowering does not implement: softcap, QK norm inputs, W = 0, a
-    window without causal attention, head counts that do not divide, a batch other than 1, codes and scales
-    that `read_quantization` does not know.
+    window without causal attention, head counts that do not divide, a batch other than 1, a scale or sink
+    that is not finite, codes and scales that `read_quantization` does not know.
     """
     name = node_label(node)
     attributes = node.get_attributes()
-    _refuse_unsupported_attributes(name, attributes)
+    refuse_unsupported_attributes(name, attributes)
     inputs = [_present(node.input_value(i)) for i in range(node.get_input_size())]
     inputs += [None] * (len(Port) - len(inputs))
     _refuse_unsupported_inputs(name, inputs)
     num_heads, kv_num_heads = int(attributes["num_heads"]), int(attributes["kv_num_heads"])
-    _check_heads(name, num_heads, kv_num_heads)
+    check_heads(name, num_heads, kv_num_heads)
     query, key, value = (_required(name, inputs, port) for port in (Port.QUERY, Port.KEY, Port.VALUE))
-    head_size = _check_shapes(name, query, num_heads, key, value, kv_num_heads)
+    head_size = check_shapes(name, query, num_heads, key, value, kv_num_heads)
     window, causal = int(attributes["local_window_size"]), bool(attributes.get("causal", True))
-    _check_window(name, window, causal)
+    check_window(name, window, causal)
+    check_sink(name, inputs[Port.HEAD_SINK], num_heads)
     past_key, past_value = (_required(name, inputs, port) for port in (Port.PAST_KEY, Port.PAST_VALUE))
     cache = CacheInputs(
         past_key=past_key,
@@ -164,7 +200,7 @@ def read_gqa(node: Node) -> GQANode:
         seqlens_k=_required(name, inputs, Port.SEQLENS_K),
         head_sink=inputs[Port.HEAD_SINK],
         attention_bias=inputs[Port.ATTENTION_BIAS],
-        rotary=_read_rotary(name, inputs, attributes, head_size),
+        rotary=_read_rotary(name, inputs, attributes, query),
         quantization=read_quantization(name, attributes, cache),
     )
 
@@ -188,12 +224,6 @@ def _required(name: str, inputs: list[Output | None], port: Port) -> Output:
     return source
 
 
-def _refuse_unsupported_attributes(name: str, attributes: dict[str, object]) -> None:
-    softcap = attributes.get("softcap", 0.0)
-    if softcap:
-        raise DecompositionError(f"{name}: softcap={softcap}; only softcap=0 is lowered")
-
-
 def _refuse_unsupported_inputs(name: str, inputs: list[Output | None]) -> None:
     for port, meaning in (
         (Port.Q_NORM, "QK norm inside the op"),
@@ -205,68 +235,8 @@ def _refuse_unsupported_inputs(name: str, inputs: list[Output | None]) -> None:
             )
 
 
-def _check_heads(name: str, num_heads: int, kv_num_heads: int) -> None:
-    if num_heads < 1 or kv_num_heads < 1 or num_heads % kv_num_heads:
-        raise DecompositionError(
-            f"{name}: num_heads={num_heads}, kv_num_heads={kv_num_heads}; "
-            "num_heads must be a positive multiple of kv_num_heads"
-        )
-
-
-def _check_shapes(
-    name: str, query: Output, num_heads: int, key: Output, value: Output, kv_num_heads: int
-) -> int:
-    """Check ranks, batch, heads and types; return the head size D."""
-    for label, source, heads in (
-        ("query", query, num_heads),
-        ("key", key, kv_num_heads),
-        ("value", value, kv_num_heads),
-    ):
-        shape = source.get_partial_shape()
-        if shape.rank.is_dynamic or shape.rank.get_length() != 4:
-            raise DecompositionError(f"{name}: {label} has shape {shape}; [1, heads, S, D] is needed")
-        if shape[0].is_static and shape[0].get_length() != 1:
-            raise DecompositionError(
-                f"{name}: {label} has batch {shape[0].get_length()}; only batch 1 is lowered"
-            )
-        if shape[1].is_static and shape[1].get_length() != heads:
-            raise DecompositionError(
-                f"{name}: {label} has {shape[1].get_length()} heads, the attributes say {heads}"
-            )
-        if source.get_element_type() != query.get_element_type():
-            raise DecompositionError(
-                f"{name}: {label} is {source.get_element_type()}, query is {query.get_element_type()}; "
-                "both must have one type"
-            )
-    if query.get_element_type() not in SUPPORTED_TYPES:
-        raise DecompositionError(
-            f"{name}: query is {query.get_element_type()}; "
-            f"allowed: {', '.join(t.get_type_name() for t in SUPPORTED_TYPES)}"
-        )
-    head_size = query.get_partial_shape()[3]
-    if head_size.is_dynamic:
-        raise DecompositionError(
-            f"{name}: the head size of query {query.get_partial_shape()} is unknown; give it a static last "
-            "dimension"
-        )
-    length: int = head_size.get_length()
-    return length
-
-
-def _check_window(name: str, window: int, causal: bool) -> None:
-    if window == 0 or window < -1:
-        raise DecompositionError(
-            f"{name}: local_window_size={window}; a window counts the query itself, so 1 is the least, "
-            "-1 is no window"
-        )
-    if window > 0 and not causal:
-        raise DecompositionError(
-            f"{name}: local_window_size={window} with causal=0; a window needs causal attention"
-        )
-
-
 def _read_rotary(
-    name: str, inputs: list[Output | None], attributes: dict[str, object], head_size: int
+    name: str, inputs: list[Output | None], attributes: dict[str, object], query: Output
 ) -> RotaryInputs | None:
     if not attributes.get("do_rotary", False):
         return None
@@ -279,6 +249,9 @@ def _read_rotary(
             f"{name}: cos_cache {shape} and sin_cache {sin_cache.get_partial_shape()}; "
             "both must be [positions, R] with the same static R"
         )
+    for label, table in (("cos_cache", cos_cache), ("sin_cache", sin_cache)):
+        check_table_type(name, label, table, query.get_element_type())
+    head_size = query.get_partial_shape()[3].get_length()
     if 2 * shape[1].get_length() > head_size:
         raise DecompositionError(
             f"{name}: the rotary tables have {shape[1].get_length()} columns; "

@@ -29,13 +29,8 @@ def check_inputs(gqa: GQANode, sizes: StaticSizes) -> None:
     for label, past in (("past_key", gqa.past_key), ("past_value", gqa.past_value)):
         _check_past(gqa, label, past, past_shape(gqa, sizes))
     _expect_count(gqa, "seqlens_k", gqa.seqlens_k, 1)
-    if gqa.head_sink is not None:
-        _expect_count(gqa, "head_sink", gqa.head_sink, gqa.num_heads)
-    if gqa.rotary is not None:
-        _expect_type(gqa, "cos_cache", gqa.rotary.cos_cache)
-        _expect_type(gqa, "sin_cache", gqa.rotary.sin_cache)
-        if gqa.rotary.position_ids is not None:
-            _expect_count(gqa, "position_ids", gqa.rotary.position_ids, rows)
+    if gqa.rotary is not None and gqa.rotary.position_ids is not None:
+        _expect_count(gqa, "position_ids", gqa.rotary.position_ids, rows)
     if gqa.attention_bias is not None:
         _check_bias(gqa, gqa.attention_bias, sizes)
 

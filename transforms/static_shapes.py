@@ -17,8 +17,9 @@ class StaticShapes(ModelPass):
     `attention_length` long, C + S where nothing else is said. The head size of the caches may be symbolic:
     it follows from the query's. Run it before DecomposeGQA.
 
-    Raises DecompositionError for an input whose role is unknown and for a dimension that stays dynamic; the
-    shapes of the model are then what they were.
+    Raises DecompositionError for an input whose role is unknown, for a node of `past_length` that is not
+    there, for shapes that the graph cannot have and for a dimension that stays dynamic; the shapes of the
+    model are then what they were. TypeError for a length that is no whole number.
     """
 
     def __init__(
@@ -29,14 +30,10 @@ class StaticShapes(ModelPass):
         attention_length: int | None = None,
     ) -> None:
         super().__init__()
-        lengths = [past_length] if isinstance(past_length, int) else list(past_length.values())
-        if sequence_length < 1 or any(length < 0 for length in lengths):
-            raise DecompositionError(
-                f"sequence_length={sequence_length}, past_length={past_length}; "
-                "the first is at least 1, the second at least 0"
-            )
+        _check_lengths(sequence_length, past_length, attention_length)
         if attention_length is None:
-            attention_length = sequence_length + max(lengths)
+            longest = past_length if isinstance(past_length, int) else max(past_length.values(), default=0)
+            attention_length = sequence_length + longest
         self._sequence_length = sequence_length
         self._past_length = past_length
         self._attention_length = attention_length
@@ -49,7 +46,12 @@ class StaticShapes(ModelPass):
             i: past.get(source.get_node().get_friendly_name()) or self._shape_of(source)
             for i, source in enumerate(model.inputs)
         }
-        model.reshape(shapes)
+        try:
+            model.reshape(shapes)
+        except RuntimeError as error:
+            raise DecompositionError(
+                f"the model cannot have these shapes ({_reason(error)}); export it with dynamic ones"
+            ) from error
         try:
             _check_static(model)
         except DecompositionError:
@@ -60,8 +62,9 @@ class StaticShapes(ModelPass):
     def _past_shapes(self, model: ov.Model) -> dict[str, PartialShape]:
         """Shape of every cache input by its parameter's name."""
         shapes = {}
-        for node in find_gqa(model):
-            gqa = read_gqa(node)
+        gqas = [read_gqa(node) for node in find_gqa(model)]
+        self._check_names([gqa.name for gqa in gqas])
+        for gqa in gqas:
             length = self._length_for(gqa)
             shape = PartialShape([1, gqa.kv_num_heads, length, gqa.cache_channels])
             for past in (gqa.past_key, gqa.past_value):
@@ -75,19 +78,54 @@ class StaticShapes(ModelPass):
             raise DecompositionError(f"past_length has no entry for {gqa.name}; give one for every node")
         return self._past_length[gqa.name]
 
+    def _check_names(self, names: list[str]) -> None:
+        if isinstance(self._past_length, int):
+            return
+        unknown = sorted(set(self._past_length) - set(names))
+        if unknown:
+            raise DecompositionError(
+                f"past_length names {unknown}, which the model does not have; its nodes are {names}"
+            )
+
     def _shape_of(self, source: Output) -> PartialShape:
-        """Shape of an input that is no cache."""
+        """Shape of an input that is no cache.
+
+        Those of the tokens are set even where the model fixes them: its lengths are those of another block.
+        """
         shape, name = source.get_partial_shape(), source.get_any_name()
-        if shape.is_static:
-            return shape
         if name in ("input_ids", "position_ids"):
             return PartialShape([1, self._sequence_length])
         if name == "attention_mask":
             return PartialShape([1, self._attention_length])
+        if shape.is_static:
+            return shape
         raise DecompositionError(
             f"input {name} has shape {shape}; only input_ids, attention_mask, position_ids and the caches of "
             "GroupQueryAttention may be dynamic"
         )
+
+
+def _check_lengths(
+    sequence_length: int, past_length: int | Mapping[str, int], attention_length: int | None
+) -> None:
+    pasts = past_length.values() if isinstance(past_length, Mapping) else [past_length]
+    mask = sequence_length if attention_length is None else attention_length
+    if not all(isinstance(length, int) for length in (sequence_length, *pasts, mask)):
+        raise TypeError(
+            f"sequence_length={sequence_length!r}, past_length={past_length!r}, "
+            f"attention_length={attention_length!r}; whole numbers are needed"
+        )
+    if sequence_length < 1 or any(length < 0 for length in pasts) or mask < sequence_length:
+        raise DecompositionError(
+            f"sequence_length={sequence_length}, past_length={past_length}, "
+            f"attention_length={attention_length}; the first is at least 1, the second at least 0, the third "
+            "at least the first"
+        )
+
+
+def _reason(error: RuntimeError) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
 
 
 def _parameter_behind(past: Output, name: str) -> ov.Node:

@@ -19,7 +19,8 @@ from npusim.cache_element import CACHE_ELEMENTS
 from npusim.config_values import ConfigValue
 from npusim.errors import ConfigError
 from npusim.kv_manager import BlockRows
-from npusim.model_spec import read_model, read_spec
+from npusim.model_file import read_model
+from npusim.model_spec import read_spec
 
 TOKEN = 7
 """Fed at every step: what a model says costs the same whatever it is fed."""

@@ -30,7 +30,8 @@ from npusim.cli.parsers import (
 from npusim.compare import BackendKind, Comparison, compare
 from npusim.compare.differences import EXACT, QUANTIZED, ROUNDED
 from npusim.errors import ConfigError, InputError
-from npusim.model_spec import ModelSpec, read_model, read_spec
+from npusim.model_file import read_model
+from npusim.model_spec import ModelSpec, read_spec
 from npusim.npuw_profile import BLOCK_STEP, round_up
 
 LEAST_PROMPT, MOST_PROMPT = 24, 512

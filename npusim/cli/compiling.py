@@ -7,7 +7,8 @@ from pathlib import Path
 import npusim
 from npusim.cli.output import progress
 from npusim.cli.parsers import sized_config
-from npusim.model_spec import read_model, read_spec
+from npusim.model_file import read_model
+from npusim.model_spec import read_spec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,8 @@ from npusim.config import LLMConfig
 from npusim.config_choices import KVLayout
 from npusim.config_values import ConfigValue
 from npusim.errors import ConfigError
-from npusim.model_spec import ModelSpec, read_model, read_spec
+from npusim.model_file import read_model
+from npusim.model_spec import ModelSpec, read_spec
 
 LAYOUT_KEY, DEFAULT_LAYOUT = "NPUSIM_KV_LAYOUT", KVLayout.RING.value
 

@@ -15,7 +15,7 @@ from npusim import npuw, onnxruntime_backend
 from npusim.compare.taps import Rows, attention_outputs, tap, tap_onnx
 from npusim.config_values import ConfigValue
 from npusim.errors import ModelError, NpuSimError
-from npusim.model_spec import read_model
+from npusim.model_file import read_model
 from npusim.native import REFERENCE_PROPERTIES, NativeModel
 from npusim.onnx_attention import load_onnx
 from npusim.onnxruntime_backend import OnnxRuntimeModel

@@ -22,7 +22,8 @@ from npusim.compare.layers import LayerProbe, LayerReport
 from npusim.compiled_llm import compile_model
 from npusim.config_values import ConfigValue
 from npusim.errors import ConfigError, ModelError
-from npusim.model_spec import ModelSpec, read_model
+from npusim.model_file import read_model
+from npusim.model_spec import ModelSpec
 from npusim.speculative import Drafter
 
 FLOAT_CACHES = (ov.Type.f32, ov.Type.f16, ov.Type.bf16)

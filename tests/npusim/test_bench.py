@@ -21,7 +21,8 @@ from npusim.bench.ort import OrtSession
 from npusim.bench.report import measure_contexts
 from npusim.bench.synthetic import AttentionShape, build_model, save
 from npusim.bench.timing import Plan, Samples, Verdict, interleave, ratio_of
-from npusim.model_spec import read_model, read_spec
+from npusim.model_file import read_model
+from npusim.model_spec import read_spec
 from transforms import KeyLayout
 
 

@@ -1,12 +1,16 @@
 """`check_model` on the models of tests/models and on changed copies of them."""
 
+import math
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx_edits import Edit, inside_an_if, with_last_logits_only
+from tiny_model import TinyModel, build
 
-from npusim import check
+from npusim import model_file
 from npusim.check import CheckReport, check_model
 from npusim.errors import ModelError
 from npusim.onnx_attention import Rotary, Sink, read_onnx_attention
@@ -14,6 +18,17 @@ from npusim.onnx_attention import Rotary, Sink, read_onnx_attention
 TESTS = Path(__file__).parents[1]
 MODELS = TESTS / "models"
 BUILT_IN = TESTS.parent / "npusim" / "models"
+
+
+def second_attention(model: ModelProto) -> NodeProto:
+    return [node for node in model.graph.node if node.op_type == "GroupQueryAttention"][1]
+
+
+def edited(edit: Edit) -> bytes:
+    """A model of two layers, changed."""
+    model = onnx.load_model_from_string(build(TinyModel(windows=(-1, 5))))
+    edit(model)
+    return model.SerializeToString()
 
 
 def windows(report: CheckReport) -> list[int]:
@@ -28,7 +43,7 @@ def heads(report: CheckReport) -> set[tuple[int, int, int | None]]:
 def changed(tmp_path: Path, name: str, **attributes: int | float | str) -> Path:
     """A copy of a test model with attributes of its second GroupQueryAttention set."""
     model = onnx.load(MODELS / name)
-    node = [node for node in model.graph.node if node.op_type == "GroupQueryAttention"][1]
+    node = second_attention(model)
     kept = [attribute for attribute in node.attribute if attribute.name not in attributes]
     del node.attribute[:]
     node.attribute.extend(kept)
@@ -95,6 +110,8 @@ def test_an_op_without_a_rule_refuses_the_model_and_no_layer():
         ({"local_window_size": 5, "causal": 0}, "local_window_size=5 with causal=0"),
         ({"softcap": 7.5}, "softcap=7.5"),
         ({"num_heads": 5, "kv_num_heads": 2}, "num_heads=5, kv_num_heads=2"),
+        ({"smooth_softmax": 5}, "smooth_softmax=5"),
+        ({"scale": math.inf}, "scale=inf"),
     ],
 )
 def test_one_bad_layer_is_named_and_the_others_are_good(tmp_path, attributes, reason):
@@ -169,7 +186,7 @@ def test_what_the_frontend_loses_is_refused(monkeypatch):
     """Older frontends drop windows and sinks without a word: stand in for one by changing what is read."""
     real = read_onnx_attention(MODELS / "llama.onnx")
     other = read_onnx_attention(MODELS / "gptoss_attention.onnx")
-    monkeypatch.setattr(check, "read_onnx_attention", lambda _: other)
+    monkeypatch.setattr(model_file, "read_onnx_attention", lambda _: other)
     assert [layer.output for layer in real.layers] == [layer.output for layer in other.layers]
     report = check_model(MODELS / "llama.onnx")
     assert not report.runs
@@ -181,7 +198,7 @@ def test_what_the_frontend_loses_is_refused(monkeypatch):
 
 
 def test_files_that_are_no_language_model_are_refused(tmp_path):
-    with pytest.raises(ModelError, match="cannot be opened"):
+    with pytest.raises(ModelError, match="no such file"):
         check_model(tmp_path / "absent.onnx")
     (tmp_path / "cut.onnx").write_bytes((MODELS / "llama.onnx").read_bytes()[:100_000])
     with pytest.raises(ModelError, match="no ONNX model, or a truncated one"):
@@ -223,3 +240,51 @@ def test_a_model_with_an_input_that_nobody_fills_is_refused_as_a_whole(tmp_path)
     assert [checked.refusals for checked in report.layers] == [()] * 4
     assert "token_type_ids" in report.refusals[0]
     assert not report.runs
+
+
+def with_three_sinks(model: ModelProto) -> None:
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros(3, np.float32), "sinks"))
+    second_attention(model).input.extend([""] * (12 - len(second_attention(model).input)))
+    second_attention(model).input[11] = "sinks"
+
+
+def with_four_positions(model: ModelProto) -> None:
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros((1, 4), np.int64), "positions"))
+    second_attention(model).input.extend([""] * (12 - len(second_attention(model).input)))
+    second_attention(model).input[9] = "positions"
+
+
+def with_two_rows_of_bias(model: ModelProto) -> None:
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros((1, 1, 2, 9), np.float32), "bias"))
+    second_attention(model).input.extend([""] * (12 - len(second_attention(model).input)))
+    second_attention(model).input[10] = "bias"
+
+
+@pytest.mark.parametrize(
+    ("edit", "reason"),
+    [
+        (with_three_sinks, "head_sink has shape [3]; 4 elements"),
+        (with_four_positions, "position_ids has shape [1,4]; 2 elements"),
+        (with_two_rows_of_bias, "attention_bias has 2 rows, the block has 1"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused_as_the_lowering_does(tmp_path, edit, reason):
+    model = onnx.load(MODELS / "llama.onnx")
+    edit(model)
+    onnx.save(model, tmp_path / "edited.onnx")
+    refusals = [checked.refusals for checked in check_model(tmp_path / "edited.onnx").layers]
+    assert [len(reasons) for reasons in refusals] == [0, 1, 0, 0]
+    assert refusals[1][0].startswith(reason)
+
+
+def test_a_model_with_the_last_logits_alone_is_refused_as_a_whole(tmp_path):
+    (tmp_path / "last.onnx").write_bytes(edited(with_last_logits_only))
+    report = check_model(tmp_path / "last.onnx")
+    assert [checked.refusals for checked in report.layers] == [()] * 2
+    assert report.refusals[0].startswith("logits have shape [1, 1, 17] for 2 tokens")
+
+
+def test_attention_inside_control_flow_is_named(tmp_path):
+    (tmp_path / "if.onnx").write_bytes(edited(inside_an_if))
+    with pytest.raises(ModelError, match=r"attention\.1: this GroupQueryAttention is inside the body of"):
+        check_model(tmp_path / "if.onnx")

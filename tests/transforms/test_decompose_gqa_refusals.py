@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
 import gqa_models
+import numpy as np
 import onnx
 import openvino as ov
+import openvino.opset13 as ops
 import pytest
+import tiny_model
 from gqa_models import GQA, Bias, RotaryTable
 from lowered_op import core, read_layers
 from onnx import TensorProto
 from onnx.helper import make_tensor_value_info
+from onnx_edits import inside_an_if
 from openvino.passes import Manager
+from tiny_model import TinyModel
 
-from transforms import BlockTokens, Branch, DecomposeGQA, DecompositionError, KeyLayout, find_gqa
+from transforms import (
+    BlockTokens,
+    Branch,
+    DecomposeGQA,
+    DecompositionError,
+    KeyLayout,
+    find_gqa,
+    tokens_in_attention_mask,
+)
 
 STATIC = GQA(sequence_length=3, capacity=5)
 WINDOWED = replace(STATIC, local_window_size=4)
@@ -68,6 +82,8 @@ def changed(gqa: GQA, **attributes: object) -> ov.Model:
         (replace(STATIC, num_heads=5), {}, "attention: num_heads=5, kv_num_heads=2"),
         (STATIC, {"num_heads": 8}, "query has 4 heads, the attributes say 8"),
         (STATIC, {"num_heads": 0}, "num_heads=0"),
+        (STATIC, {"scale": float("inf")}, "attention: scale=inf; a finite number"),
+        (replace(STATIC, head_sink=(1.0, -math.inf, 0.0, 2.0)), {}, "attention: head_sink contains -inf"),
         (STATIC, {"do_rotary": True}, "do_rotary=1 without cos_cache and sin_cache"),
         (
             replace(STATIC, bias=Bias.SHARED),
@@ -197,12 +213,57 @@ def test_one_bad_node_keeps_its_neighbours_from_being_lowered() -> None:
     assert decompose.lowered == 3
 
 
+def test_an_op_inside_control_flow() -> None:
+    model = onnx.load_from_string(tiny_model.build(TinyModel(windows=(-1, 5))))
+    inside_an_if(model)
+    refuse(core().read_model(model.SerializeToString()), r"attention.1: .* inside the body of .* \(If\)")
+
+
 def failing_count(_model: ov.Model) -> ov.Output:
     raise DecompositionError("no count in this model")
 
 
-def test_a_token_count_that_cannot_be_found() -> None:
-    refuse(read_layers([WINDOWED]), "no count in this model", block_tokens=failing_count)
+def constant(value: object) -> BlockTokens:
+    return lambda _model: ops.constant(value).output(0)
+
+
+@pytest.mark.parametrize(
+    ("block_tokens", "message"),
+    [
+        (failing_count, "no count in this model"),
+        (tokens_in_attention_mask(3), "no input attention_mask to count .*; give block_tokens of your own"),
+        (constant(np.array([2, 3])), r"block_tokens gave i64 of shape \[2\]; one integer"),
+        (constant(np.array(2.0)), "block_tokens gave f64 of shape .*; one integer"),
+        (lambda _model: None, "block_tokens gave None; an output of one integer"),
+        (lambda model: model.input("query"), "block_tokens gave f32 of shape"),
+    ],
+)
+def test_a_token_count_that_is_none(block_tokens: BlockTokens, message: str) -> None:
+    """The head size of the cache is symbolic: a refusal leaves it so."""
+    gqa = replace(WINDOWED, symbolic_head_size=True)
+    refuse(read_layers([gqa]), message, block_tokens=block_tokens)
+
+
+@pytest.mark.parametrize("rows", [0, 8])
+def test_a_block_that_the_mask_does_not_hold(rows: int) -> None:
+    mask = ops.parameter([1, 7], ov.Type.i64, "attention_mask")
+    mask.output(0).get_tensor().set_names({"attention_mask"})
+    with pytest.raises(DecompositionError, match=f"attention_mask has 7 entries for a block of {rows}"):
+        tokens_in_attention_mask(rows)(ov.Model([ops.relu(mask)], [mask]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"branch": "prefill"}, "branch='prefill'; a member of Branch"),
+        ({"branch": Branch.GENERATE, "key_layout": "RING"}, "key_layout='RING'; members of KeyLayout"),
+        ({"branch": Branch.GENERATE, "key_layout": {"attention": None}}, "members of KeyLayout are needed"),
+        ({"branch": Branch.GENERATE, "block_tokens": 3}, "block_tokens=3; a function from the model"),
+    ],
+)
+def test_arguments_that_are_none(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        DecomposeGQA(**arguments)
 
 
 def test_the_error_keeps_its_type_through_a_manager() -> None:

@@ -131,10 +131,25 @@ def test_the_cache_type_of_codes_is_kept_and_no_other_is_taken():
 
 def test_cache_types_by_name_leave_the_other_nodes_alone():
     model = read(build_float(GQA(sequence_length=3, capacity=5)))
-    other = ConvertCache({"someone else": ov.Type.f16})
-    assert not other.run_on_model(model)
+    assert not ConvertCache({}).run_on_model(model)
     named = ConvertCache({"attention": ov.Type.f16})
     assert named.run_on_model(model)
     assert named.changed == 2
     assert model.input("past_key").get_element_type() == ov.Type.f16
     assert model.output("present_key").get_element_type() == ov.Type.f16
+
+
+@pytest.mark.parametrize(
+    ("cache_type", "message"),
+    [
+        (ov.Type.i8, "attention: a float cache cannot become i8; allowed: f32, f16, bf16"),
+        ({"attention": ov.Type.u8}, "a float cache cannot become u8"),
+        ({"nobody": ov.Type.f16}, r"cache_type names \['nobody'\], .* its nodes are \['attention'\]"),
+    ],
+)
+def test_cache_types_that_a_float_cache_cannot_have(cache_type, message):
+    model = read(build_float(GQA(sequence_length=3, capacity=5)))
+    before = types_of(model)
+    with pytest.raises(DecompositionError, match=message):
+        ConvertCache(cache_type).run_on_model(model)
+    assert types_of(model) == before

@@ -17,7 +17,7 @@ from ort_runner import OrtModel
 
 import transforms.stateful as stateful
 import transforms.stateful_mask as stateful_mask
-from transforms import DecompositionError, find_gqa
+from transforms import find_gqa
 from transforms.stateful import StatefulGQA
 
 WINDOWS = {
@@ -280,52 +280,3 @@ def test_a_dropped_sink_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     target, oracle = runs.cpu_target(model), OrtModel(READABLE["gptoss_attention"])
     logits = target.infer({"input_ids": np.array([tokens_of(6)])})["logits"]
     assert np.abs(logits - oracle.feed(tokens_of(6))).max() > 0.05
-
-
-def with_rotary_positions(model: ov.Model, positions: Output) -> ov.Model:
-    for node in find_gqa(model):
-        node.input(9).replace_source_output(positions)
-    return model
-
-
-def test_refused_models_are_left_unchanged() -> None:
-    model = ov.Core().read_model(READABLE["llama"])
-    computed = ops.range(ops.constant(0), ops.constant(4), ops.constant(1), "i64")
-    with_rotary_positions(model, ops.unsqueeze(computed, ops.constant([0])).output(0))
-    before = [node.get_name() for node in model.get_ordered_ops()]
-    with pytest.raises(DecompositionError, match="only the model's own input position_ids is known to hold"):
-        StatefulGQA().run_on_model(model)
-    assert [node.get_name() for node in model.get_ordered_ops()] == before
-    assert len(find_gqa(model)) == 4
-
-
-def test_attention_bias_is_refused() -> None:
-    model = ov.Core().read_model(READABLE["llama"])
-    find_gqa(model)[0].input(10).replace_source_output(
-        ops.constant(np.zeros((1, 1, 4, 4), np.float32)).output(0)
-    )
-    with pytest.raises(DecompositionError, match="attention_bias is given"):
-        StatefulGQA().run_on_model(model)
-
-
-def test_a_past_that_is_no_input_is_refused() -> None:
-    model = ov.Core().read_model(READABLE["llama"])
-    node = find_gqa(model)[2]
-    node.input(3).replace_source_output(node.input_value(4))
-    with pytest.raises(DecompositionError, match="a model input that only this node reads is needed"):
-        StatefulGQA().run_on_model(model)
-
-
-def test_a_missing_attention_mask_is_refused() -> None:
-    model = ov.Core().read_model(READABLE["llama"])
-    model.input("attention_mask").get_tensor().set_names({"mask"})
-    with pytest.raises(DecompositionError, match="no input attention_mask; its inputs are"):
-        StatefulGQA().run_on_model(model)
-
-
-def test_a_model_without_the_op_is_left_alone() -> None:
-    parameter = ops.parameter([1, 4], np.float32, "x")
-    model = ov.Model([ops.relu(parameter)], [parameter])
-    lowering = StatefulGQA()
-    assert not lowering.run_on_model(model)
-    assert lowering.lowered == 0

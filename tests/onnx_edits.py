@@ -1,0 +1,79 @@
+"""Changes to the ONNX files that `tiny_model` builds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+Edit = Callable[[ModelProto], None]
+
+
+def attention(model: ModelProto) -> list[NodeProto]:
+    return [node for node in model.graph.node if node.op_type == "GroupQueryAttention"]
+
+
+def remove_ports(ports: list[onnx.ValueInfoProto], prefix: str) -> None:
+    for port in [port for port in ports if port.name.startswith(prefix)]:
+        ports.remove(port)
+
+
+def with_attribute(name: str, value: float | str) -> Edit:
+    def edit(model: ModelProto) -> None:
+        node = attention(model)[1]
+        for attribute in [attribute for attribute in node.attribute if attribute.name == name]:
+            node.attribute.remove(attribute)
+        node.attribute.append(helper.make_attribute(name, value))
+
+    return edit
+
+
+def unchanged(_model: ModelProto) -> None:
+    """No change."""
+
+
+def inside_an_if(model: ModelProto) -> None:
+    """The second attention in both branches of an If."""
+    node = attention(model)[1]
+    body = helper.make_graph(
+        [node],
+        "body",
+        [],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in node.output],
+    )
+    other = type(body)()
+    other.CopyFrom(body)
+    chosen = helper.make_node("If", ["condition"], list(node.output), then_branch=body, else_branch=other)
+    model.graph.node[list(model.graph.node).index(node)].CopyFrom(chosen)
+    condition = helper.make_node("Cast", ["num_tokens"], ["condition.1"], to=TensorProto.BOOL)
+    squeezed = helper.make_node("Squeeze", ["condition.1"], ["condition"])
+    model.graph.node.insert(2, squeezed)
+    model.graph.node.insert(2, condition)
+
+
+def with_last_logits_only(model: ModelProto) -> None:
+    model.graph.initializer.append(numpy_helper.from_array(np.array([-1]), "last_row"))
+    head = model.graph.node.pop()
+    model.graph.node.append(helper.make_node("Gather", [head.input[0], "last_row"], ["row"], axis=1))
+    model.graph.node.append(helper.make_node("MatMul", ["row", "head"], ["logits"]))
+
+
+def with_shared_rows(model: ModelProto) -> None:
+    """The second layer attends over the keys and values of the first, in a cache of its own."""
+    first, second = attention(model)[:2]
+    packed = next(node for node in model.graph.node if node.output[0] == second.input[0])
+    model.graph.node.remove(packed)
+    second.input[0] = first.input[0]
+
+
+def of_float16(model: ModelProto) -> None:
+    """Weights, ports and so the computation in float16."""
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT:
+            half = numpy_helper.to_array(tensor).astype(np.float16)
+            tensor.CopyFrom(numpy_helper.from_array(half, tensor.name))
+    for port in (*model.graph.input, *model.graph.output):
+        if port.type.tensor_type.elem_type == TensorProto.FLOAT:
+            port.type.tensor_type.elem_type = TensorProto.FLOAT16
