@@ -1,13 +1,12 @@
-"""ONNX files that differ from another: in their attention layers, as a faulty exporter writes, or in type."""
+"""ONNX files that differ from another in their attention layers: what a faulty exporter writes."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
 
-import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 HEAD_SINK = 11
 
@@ -32,19 +31,5 @@ def write_variant(
         node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
         if drop_sink:
             node.input[HEAD_SINK] = ""
-    onnx.save(model, target)
-    return target
-
-
-def write_float16(source: Path, target: Path) -> Path:
-    """`source` with all weights, caches and logits float16."""
-    model = onnx.load(source)
-    for tensor in model.graph.initializer:
-        if tensor.data_type == TensorProto.FLOAT:
-            values = numpy_helper.to_array(tensor).astype(np.float16)
-            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
-    for port in (*model.graph.input, *model.graph.output, *model.graph.value_info):
-        if port.type.tensor_type.elem_type == TensorProto.FLOAT:
-            port.type.tensor_type.elem_type = TensorProto.FLOAT16
     onnx.save(model, target)
     return target

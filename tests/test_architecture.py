@@ -12,7 +12,10 @@ ROOT = Path(__file__).parents[1]
 
 # From the bottom to the top: a part imports parts of lower lines alone. A new part needs a place here.
 LINES = (
-    ("errors", "stage", "tensor_slice", "byte_vocabulary", "cache_element", "config_choices"),
+    (
+        *("errors", "stage", "tensor_slice", "byte_vocabulary", "cache_element", "config_choices"),
+        "layer_numbers",
+    ),
     ("layout", "npuw_profile", "config_values", "byte_tokenizer", "model_rules", "onnx_attention"),
     ("config_options",),
     ("config", "model_spec", "onnx_refusals", "reference", "trace"),

@@ -45,7 +45,7 @@ an unusable file"""
 ABSENT = "-"
 
 Native = Mapping[int, NativeProbe]
-"""By index of the layer what NPUW does with it; layers that were not tried are not there."""
+"""By number of the layer what NPUW does with it; layers that were not tried are not there."""
 
 
 def register(subparsers: Subparsers) -> None:
@@ -78,7 +78,7 @@ def _probe(report: CheckReport) -> Native:
     native = {}
     with progress("probing NPUW", len(layers)) as advance:
         for layer in layers:
-            native[layer.index] = probe_layer(layer)
+            native[layer.number] = probe_layer(layer)
             advance()
     return native
 
@@ -110,11 +110,11 @@ def _print_report(report: CheckReport, native: Native | None) -> None:
 def _native_details(native: Native) -> list[str]:
     """What NPUW itself said, a line for each kind of answer."""
     layers: dict[NativeProbe, list[str]] = {}
-    for index, probe in native.items():
-        layers.setdefault(probe, []).append(str(index))
+    for number, probe in native.items():
+        layers.setdefault(probe, []).append(str(number))
     return [
-        f"native NPUW, layers {', '.join(indices)}: {probe}"
-        for probe, indices in layers.items()
+        f"native NPUW, layers {', '.join(numbers)}: {probe}"
+        for probe, numbers in layers.items()
         if probe.reason
     ]
 
@@ -122,7 +122,7 @@ def _native_details(native: Native) -> list[str]:
 def _cells(checked: CheckedLayer, native: Native | None) -> tuple[str, ...]:
     layer = checked.layer
     return (
-        str(layer.index),
+        str(layer.number),
         f"{layer.num_heads}/{layer.kv_num_heads} x {layer.head_size or '?'}",
         _window(layer),
         layer.sink.value if layer.has_sink else ABSENT,
@@ -135,7 +135,7 @@ def _cells(checked: CheckedLayer, native: Native | None) -> tuple[str, ...]:
 
 
 def _native(native: Native, layer: AttentionLayer) -> str:
-    return native[layer.index].verdict.value if layer.index in native else ABSENT
+    return native[layer.number].verdict.value if layer.number in native else ABSENT
 
 
 def _window(layer: AttentionLayer) -> str:
@@ -166,9 +166,10 @@ def _report_json(report: CheckReport, native: Native | None) -> dict[str, Json]:
 
 def _layer_json(checked: CheckedLayer, native: Native | None) -> dict[str, Json]:
     layer, rotary = checked.layer, checked.layer.rotary
-    probed = {} if native is None else {"native_npuw": _native_json(native.get(layer.index))}
+    probed = {} if native is None else {"native_npuw": _native_json(native.get(layer.number))}
     return {
         "index": layer.index,
+        "number": layer.number,
         "name": layer.name,
         "num_heads": layer.num_heads,
         "kv_num_heads": layer.kv_num_heads,

@@ -104,7 +104,7 @@ def _print_summary(summary: ExportSummary) -> None:
 def _cells(exported: ExportedLayer) -> tuple[str, ...]:
     layer = exported.layer
     return (
-        str(layer.index),
+        str(layer.number),
         str(layer.local_window_size) if layer.local_window_size > 0 else ABSENT,
         layer.sink.value if layer.has_sink else ABSENT,
         exported.lowered,
@@ -125,6 +125,7 @@ def _layer_json(exported: ExportedLayer) -> dict[str, Json]:
     layer = exported.layer
     return {
         "index": layer.index,
+        "number": layer.number,
         "local_window_size": layer.local_window_size,
         "sink": layer.sink.value,
         "lowered": exported.lowered,

@@ -112,7 +112,7 @@ def _print_report(config: LLMConfig, chosen: tuple[LayerCache, ...], linear: tup
     for cache, full in zip(chosen, linear, strict=True):
         layer = cache.layer
         cells = (
-            str(layer.index),
+            str(layer.number),
             "-" if layer.local_window_size < 0 else str(layer.local_window_size),
             f"{layer.kv_num_heads} x {layer.head_size} {cache.cache_type.get_type_name()}",
             cache.key_layout.name,
@@ -147,6 +147,7 @@ def _report_json(
         "layers": [
             {
                 "index": cache.layer.index,
+                "number": cache.layer.number,
                 "name": cache.layer.name,
                 "local_window_size": cache.layer.local_window_size,
                 "layout": cache.key_layout.name,
