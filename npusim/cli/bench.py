@@ -16,8 +16,6 @@ from npusim.cli.bench_report import goals_json, print_goals, print_report, repor
 from npusim.cli.config_help import config_keys
 from npusim.cli.output import print_json, progress
 from npusim.cli.parsers import (
-    MAX_PROMPT_LEN,
-    MIN_RESPONSE_LEN,
     Subparsers,
     add_command,
     add_config_option,
@@ -25,6 +23,7 @@ from npusim.cli.parsers import (
     parse_config,
     refuse_idle,
 )
+from npusim.config_options import MAX_PROMPT_LEN, MIN_RESPONSE_LEN
 from npusim.config_values import ConfigValue
 from npusim.errors import ConfigError
 

@@ -15,8 +15,6 @@ from npusim.cli.drafting import LOOKUP, add_draft_options, draft_path
 from npusim.cli.output import print_json, progress
 from npusim.cli.parsers import (
     DEFAULT_NUM_DRAFT,
-    MAX_GENERATION_TOKEN_LEN,
-    MIN_RESPONSE_LEN,
     Subparsers,
     add_command,
     add_config_option,
@@ -29,6 +27,7 @@ from npusim.cli.parsers import (
 )
 from npusim.compare import BackendKind, Comparison, compare
 from npusim.compare.differences import EXACT, QUANTIZED, ROUNDED
+from npusim.config_options import MAX_GENERATION_TOKEN_LEN, MIN_RESPONSE_LEN
 from npusim.errors import ConfigError, InputError
 from npusim.model_file import read_model
 from npusim.model_spec import ModelSpec, read_spec

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from npusim.config import LLMConfig
 from npusim.config_choices import KVLayout
+from npusim.config_options import MAX_GENERATION_TOKEN_LEN, MAX_PROMPT_LEN, MIN_RESPONSE_LEN
 from npusim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -15,9 +16,6 @@ if TYPE_CHECKING:
 else:
     Subparsers = object
 
-MAX_PROMPT_LEN = "NPUW_LLM_MAX_PROMPT_LEN"
-MIN_RESPONSE_LEN = "NPUW_LLM_MIN_RESPONSE_LEN"
-MAX_GENERATION_TOKEN_LEN = "NPUW_LLM_MAX_GENERATION_TOKEN_LEN"
 COMMIT = "NPUSIM_COMMIT"
 PROMPT_LEN_STEP = 64
 DEFAULT_NUM_DRAFT = 4

@@ -8,8 +8,6 @@ from npusim.cache_plan import LayerCache, plan_caches
 from npusim.cli.config_help import config_keys
 from npusim.cli.output import Json, new_table, plain, print_json, stdout
 from npusim.cli.parsers import (
-    MAX_PROMPT_LEN,
-    MIN_RESPONSE_LEN,
     Subparsers,
     add_command,
     add_config_option,
@@ -19,6 +17,7 @@ from npusim.cli.parsers import (
 from npusim.cli.tables import print_table
 from npusim.config import LLMConfig
 from npusim.config_choices import KVLayout
+from npusim.config_options import MAX_PROMPT_LEN, MIN_RESPONSE_LEN
 from npusim.config_values import ConfigValue
 from npusim.errors import ConfigError
 from npusim.model_file import read_model
