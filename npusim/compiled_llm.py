@@ -8,7 +8,7 @@ import openvino as ov
 from npusim.cache_plan import LayerCache, plan_caches, with_capacity
 from npusim.config import LLMConfig
 from npusim.config_choices import Execution, PrefillHint
-from npusim.config_values import ConfigValue
+from npusim.config_values import ConfigValue, checked_mapping
 from npusim.errors import ConfigError
 from npusim.graphs import lower_block, lower_whole_prefill, with_attention_taps
 from npusim.memory import check_memory
@@ -107,5 +107,5 @@ def compile_model(
 
     Raises ConfigError for a config that cannot hold, ModelError for a model that cannot run.
     """
-    parsed = LLMConfig.from_mapping(config or {})
+    parsed = LLMConfig.from_mapping(checked_mapping(config))
     return CompiledLLM(read_model(model), parsed)

@@ -1,7 +1,7 @@
 """Values of configuration keys: from text or numbers to Python, and back to text."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from numbers import Number
 from typing import TypeVar
@@ -12,11 +12,22 @@ ConfigValue = str | int | float | bool
 
 E = TypeVar("E", bound=Enum)
 
-
 LARGEST = 2**31 - 1
 """The graphs count positions in 32 bits."""
 
 _DIGITS = re.compile(r"\s*[+-]?[0-9]{1,4000}\s*")
+
+
+def checked_mapping(config: object) -> Mapping[str, ConfigValue]:
+    """A caller's config; None is an empty one. ConfigError for anything but a mapping with keys of text."""
+    if config is None:
+        return {}
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"the config is a {type(config).__name__}; give a mapping from key to value")
+    for key in config:
+        if not isinstance(key, str):
+            raise ConfigError(f"config key {key!r} is a {type(key).__name__}; keys are text")
+    return config
 
 
 def check_at_least(least: int, key: str, value: int | None) -> None:

@@ -17,7 +17,7 @@ from npusim.model_file import read_model
 from npusim.model_spec import ModelSpec, read_spec
 from npusim.npuw_probe import NativeProbe, NativeVerdict, probe_layer
 from npusim.onnx_attention import AttentionLayer, Sink, read_onnx_attention
-from transforms import DecompositionError, StatefulGQA
+from transforms import DecompositionError, FloatLogits, StatefulGQA
 
 MODEL_FILE = "openvino_model.xml"
 TOKENIZER_MODELS = ("openvino_tokenizer", "openvino_detokenizer")
@@ -28,6 +28,7 @@ TOKENIZER_CONFIGS = (
     "chat_template.jinja",
     "chat_template.json",
 )
+GENERATION_CONFIG = "generation_config.json"
 BUILDER_CONFIG = "genai_config.json"
 """What onnxruntime-genai's model builder writes beside a model; it knows the special tokens."""
 
@@ -80,37 +81,36 @@ def export(
     Raises ModelError for a model that cannot be lowered, ConfigError for a folder that cannot be used;
     nothing is written then.
     """
-    source, target = Path(model_path), Path(folder)
+    source, target = Path(model_path), _target(folder, overwrite)
     model = read_model(source)
     spec = read_spec(model)
     attention = read_onnx_attention(source)
     plan = _plan_tokenizer(tokenizer, spec)
-    _check_target(target, overwrite)
-    try:
-        StatefulGQA().run_on_model(model)
-    except DecompositionError as error:
-        raise ModelError(f"{source}: {error}") from error
+    _lower(model, source)
     configs = {
         "config.json": _model_config(spec, attention.layers),
-        "generation_config.json": _token_ids(plan, source),
+        GENERATION_CONFIG: _generation_config(plan, source, spec),
     }
-    _make_folder(target)
-    # Weights as they are: rounding them to float16, OpenVINO's default, would change the logits.
-    ov.save_model(model, target / MODEL_FILE, compress_to_fp16=False)
-    files = [MODEL_FILE, Path(MODEL_FILE).with_suffix(".bin").name]
-    files += _write_tokenizer(plan, target)
-    files += _write_configs(plan, configs, target)
+    notes = _notes(plan, target, configs[GENERATION_CONFIG], len(attention.layers))
     return ExportSummary(
         folder=target,
-        files=tuple(files),
+        files=_write(model, plan, configs, target),
         layers=tuple(
             ExportedLayer(
                 layer=layer, lowered=_lowered(layer), native=probe_layer(layer) if probe_native else NOT_ASKED
             )
             for layer in attention.layers
         ),
-        notes=_notes(plan, len(attention.layers)),
+        notes=notes,
     )
+
+
+def _lower(model: ov.Model, source: Path) -> None:
+    try:
+        StatefulGQA().run_on_model(model)
+    except DecompositionError as error:
+        raise ModelError(f"{source}: {error}") from error
+    FloatLogits().run_on_model(model)  # the pipeline reads them as float32 whatever they are
 
 
 NOT_ASKED = NativeProbe(verdict=NativeVerdict.NOT_PROBED, reason="not asked for")
@@ -138,18 +138,43 @@ def _plan_tokenizer(tokenizer: str | os.PathLike[str] | Tokenizer, spec: ModelSp
     return given
 
 
-def _check_target(target: Path, overwrite: bool) -> None:
-    if target.exists() and not target.is_dir():
-        raise ConfigError(f"{target}: a file; give a folder to write to")
-    if (target / MODEL_FILE).exists() and not overwrite:
-        raise ConfigError(f"{target}: holds an {MODEL_FILE} already; give another folder, or overwrite it")
+def _target(folder: str | os.PathLike[str], overwrite: bool) -> Path:
+    """Where to write to. Raises ConfigError for what can be no folder, or holds a model already."""
+    if not os.fspath(folder):
+        raise ConfigError("the folder to write to has no name; give one")
+    target = Path(folder)
+    try:
+        if target.exists() and not target.is_dir():
+            raise ConfigError(f"{target}: a file; give a folder to write to")
+        if (target / MODEL_FILE).exists() and not overwrite:
+            raise ConfigError(
+                f"{target}: holds an {MODEL_FILE} already; give another folder, or overwrite it (--overwrite)"
+            )
+    except OSError as error:
+        raise _unwritable(target, error.strerror) from error
+    return target
 
 
-def _make_folder(target: Path) -> None:
+def _write(
+    model: ov.Model, plan: Path | Tokenizer, configs: Mapping[str, JsonObject], target: Path
+) -> tuple[str, ...]:
+    """Write everything; the names of the files. Raises ConfigError where the folder cannot be written to."""
     try:
         target.mkdir(parents=True, exist_ok=True)
+        # Weights as they are: rounding them to float16, OpenVINO's default, would change the logits.
+        ov.save_model(model, target / MODEL_FILE, compress_to_fp16=False)
+        files = [MODEL_FILE, Path(MODEL_FILE).with_suffix(".bin").name]
+        files += _write_tokenizer(plan, target)
+        files += _write_configs(plan, configs, target)
     except OSError as error:
-        raise ConfigError(f"{target}: cannot be made ({error.strerror}); give another folder") from error
+        raise _unwritable(target, error.strerror) from error
+    except RuntimeError as error:  # of save_model
+        raise _unwritable(target, str(error).strip().splitlines()[-1]) from error
+    return tuple(files)
+
+
+def _unwritable(target: Path, reason: str | None) -> ConfigError:
+    return ConfigError(f"{target}: cannot be written ({reason}); give another folder")
 
 
 def _write_tokenizer(plan: Path | Tokenizer, target: Path) -> list[str]:
@@ -197,6 +222,13 @@ def _model_config(spec: ModelSpec, layers: tuple[AttentionLayer, ...]) -> JsonOb
     }
 
 
+def _generation_config(plan: Path | Tokenizer, source: Path, spec: ModelSpec) -> JsonObject:
+    """What ends a text: the end token where it is known, and the positions that the model has."""
+    if spec.max_positions is None:
+        return _token_ids(plan, source)
+    return {**_token_ids(plan, source), "max_length": spec.max_positions}
+
+
 def _token_ids(plan: Path | Tokenizer, source: Path) -> JsonObject:
     """Special tokens: of the byte vocabulary, or what the model builder noted beside the model."""
     if plan is Tokenizer.BYTES:
@@ -226,10 +258,19 @@ def _lowered(layer: AttentionLayer) -> str:
     return ", ".join(parts)
 
 
-def _notes(plan: Path | Tokenizer, num_layers: int) -> tuple[str, ...]:
+def _notes(plan: Path | Tokenizer, target: Path, generation: JsonObject, num_layers: int) -> tuple[str, ...]:
+    """What the user should know; asked before anything is written."""
     notes = []
-    if plan is Tokenizer.NONE:
+    if plan is Tokenizer.NONE and (target / f"{TOKENIZER_MODELS[0]}.xml").exists():
+        notes.append(
+            "the tokenizer that was in the folder was left there; the pipeline takes text through it"
+        )
+    elif plan is Tokenizer.NONE:
         notes.append("no tokenizer: the pipeline takes token ids (an openvino.Tensor), no text")
+    if not isinstance(plan, Path) and "eos_token_id" not in generation:
+        notes.append(
+            "no end token is known: give max_new_tokens or eos_token_id, or a text goes on for all positions"
+        )
     if num_layers <= MAX_UNREPEATED_LAYERS:
         notes.append(
             f'NPUW may fail to partition a model of {num_layers} layers ("undeclared parameters"); if so, '

@@ -3,8 +3,9 @@
 import os
 
 from npusim.cache_plan import LayerCache
-from npusim.config import MAX_PROMPT_LEN, MIN_RESPONSE_LEN, PREFILL_CHUNK_SIZE, LLMConfig
+from npusim.config import LLMConfig
 from npusim.config_choices import PrefillHint
+from npusim.config_options import MAX_PROMPT_LEN, MIN_RESPONSE_LEN, PREFILL_CHUNK_SIZE
 from npusim.errors import ConfigError
 from transforms import KeyLayout
 

@@ -12,6 +12,7 @@ import openvino as ov
 from openvino import Node, Output
 
 from npusim.errors import ModelError
+from npusim.layer_numbers import layer_numbers, numbers_in
 from transforms import GQANode, node_label
 from transforms.gqa_node import GQA_TYPE, Port
 
@@ -66,13 +67,10 @@ def position_tables(model: ov.Model) -> list[int]:
     return found
 
 
-def in_layer_order(gqas: list[GQANode]) -> list[GQANode]:
-    """By the layer's number in the present's name; as they came where not every name has one of its own."""
-    numbers = [_numbers(gqa.node.output(1).get_any_name()) for gqa in gqas]
-    if any(len(number) != 1 for number in numbers) or len({number[0] for number in numbers}) < len(gqas):
-        return gqas
-    order = sorted(range(len(gqas)), key=lambda index: numbers[index][0])
-    return [gqas[index] for index in order]
+def in_layer_order(gqas: list[GQANode]) -> dict[int, GQANode]:
+    """By the numbers that they go by, from the lowest; as they came where their presents have none."""
+    numbers = layer_numbers([gqa.node.output(1).get_any_name() for gqa in gqas])
+    return dict(sorted(zip(numbers, gqas, strict=True), key=lambda layer: layer[0]))
 
 
 def _check_only_reader(gqa: GQANode, past: Output) -> None:
@@ -99,17 +97,13 @@ def _check_present(gqa: GQANode, port: int) -> None:
 
 def _check_names(gqa: GQANode, kind: str, past: str, present: str) -> None:
     """Names that say a layer or a kind must say the same one."""
-    numbers = [numbers for numbers in (_numbers(past), _numbers(present)) if len(numbers) == 1]
+    numbers = [numbers for numbers in (numbers_in(past), numbers_in(present)) if len(numbers) == 1]
     kinds = {words[-1] for words in (re.findall("key|value", name) for name in (past, present)) if words}
     if (len(numbers) == 2 and numbers[0] != numbers[1]) or kinds - {kind}:
         raise ModelError(
             f"{gqa.name}: its {kind}s come from {past} and go to {present}; a runtime would feed that output "
             "to another input, export the model with one cache per layer and kind"
         )
-
-
-def _numbers(name: str) -> list[int]:
-    return [int(digits) for digits in re.findall(r"\d+", name)]
 
 
 def _depends_on(source: Output, wanted: Output) -> bool:

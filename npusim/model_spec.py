@@ -16,6 +16,7 @@ KNOWN_INPUTS = ("input_ids", "attention_mask", "position_ids")
 class LayerSpec:
     """One attention layer: its node, its four cache ports, and what sizes its buffers.
 
+    index: its place among the layers, by their numbers. number: what it goes by (`layer_numbers`).
     present_outputs: which outputs of the model present_key and present_value are. A compiler that finds two
     of them equal makes them one, and of their names one is lost; their places stay.
     cache_channels: elements of type cache_type that hold one row of a head: D, or D / 2 where two codes
@@ -23,6 +24,7 @@ class LayerSpec:
     """
 
     index: int
+    number: int
     name: str
     past_key: str
     past_value: str
@@ -66,7 +68,10 @@ def read_spec(model: ov.Model) -> ModelSpec:
             "(onnxruntime-genai's does)"
         )
     places = {name: place for place, output in enumerate(model.outputs) for name in output.get_names()}
-    layers = tuple(_read_layer(index, gqa, places) for index, gqa in enumerate(in_layer_order(gqas)))
+    layers = tuple(
+        _read_layer(index, number, gqa, places)
+        for index, (number, gqa) in enumerate(in_layer_order(gqas).items())
+    )
     check_caches(gqas)
     _check_ports(model, gqas)
     check_mask_use(model, gqas)
@@ -103,11 +108,12 @@ def _check_ports(model: ov.Model, gqas: list[GQANode]) -> None:
             )
 
 
-def _read_layer(index: int, gqa: GQANode, places: Mapping[str, int]) -> LayerSpec:
+def _read_layer(index: int, number: int, gqa: GQANode, places: Mapping[str, int]) -> LayerSpec:
     past_key, past_value = (_past_port(gqa, source) for source in (gqa.past_key, gqa.past_value))
     present_key, present_value = (_present_port(gqa, port) for port in (1, 2))
     return LayerSpec(
         index=index,
+        number=number,
         name=gqa.name,
         past_key=past_key,
         past_value=past_value,

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import openvino as ov
 
-from npusim.config_values import ConfigValue
+from npusim.config_values import ConfigValue, checked_mapping
 from npusim.errors import CapacityError, ModelError, NpuSimError, TrimError
 from npusim.model_file import read_model
 from npusim.model_spec import read_spec
@@ -27,7 +27,6 @@ from npusim.step_inputs import StepInputs, TensorLike, check_step, named_inputs,
 from transforms import DecompositionError, find_gqa
 from transforms.stateful import StatefulGQA
 
-_PARTITIONER_FAULT = "undeclared parameters"
 _STATEFUL_INPUTS = {"input_ids", "attention_mask", "position_ids", "beam_idx"}
 
 
@@ -53,7 +52,7 @@ def compile_model(
     reason = unavailable_reason()
     if reason is not None:
         raise ModelError(f"{reason}; install the openvino wheel")
-    return NPUWCompiledLLM(read_model(model), config or {})
+    return NPUWCompiledLLM(read_model(model), checked_mapping(config))
 
 
 class NPUWCompiledLLM:
@@ -82,16 +81,22 @@ class NPUWCompiledLLM:
         return NPUWInferRequest(self, compiled)
 
     def _compile(self) -> ov.CompiledModel:
+        core = ov.Core()
         try:
-            return ov.Core().compile_model(self.model, "NPU", dict(self.config.properties))
+            return core.compile_model(self.model, "NPU", dict(self.config.properties))
         except RuntimeError as error:
-            if _PARTITIONER_FAULT not in str(error) or not self.config.may_choose_pipeline:
-                raise ModelError(f"NPUW does not compile the model: {_last_line(error)}") from error
+            failure = ModelError(f"NPUW does not compile the model: {_last_line(error)}")
+            if not self.config.may_choose_pipeline:
+                raise failure from error
+        try:
+            compiled = core.compile_model(self.model, "NPU", self.config.unpartitioned())
+        except RuntimeError as error:
+            raise failure from error
         self.notes = (
-            "NPUW's partitioner fails on this model (it loses a border between two subgraphs, a matter of "
-            "luck below five layers); compiled with NPUW_ONLINE_PIPELINE=NONE and static attention",
+            f"{failure}. It does without partitioning it, which below five layers is a matter of luck: "
+            "compiled with NPUW_ONLINE_PIPELINE=NONE and static attention",
         )
-        return ov.Core().compile_model(self.model, "NPU", self.config.unpartitioned())
+        return compiled
 
 
 class NPUWInferRequest:

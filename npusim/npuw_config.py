@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from npusim.config import OPTIONS, LLMConfig
+from npusim.config import LLMConfig
 from npusim.config_choices import PrefillHint
-from npusim.config_values import ConfigValue
+from npusim.config_options import OPTIONS
+from npusim.config_values import ConfigValue, spell
 from npusim.errors import ConfigError
 from npusim.npuw_profile import DEFAULT_CHUNK_SIZE, NPUWLengths, npuw_lengths
 
@@ -18,7 +19,7 @@ UNPARTITIONED = {
 
 DEVICES = "NPUW_DEVICES"
 
-_LLM_KEYS = frozenset(option.key for option in OPTIONS if option.key.startswith("NPUW_LLM_"))
+_SHARED_KEYS = frozenset(option.key for option in OPTIONS if not option.key.startswith("NPUSIM_"))
 _DEFAULTS = {"NPU_USE_NPUW": "YES", "NPUW_LLM": "YES", DEVICES: "CPU"}
 _CPU_PRECISION = {"INFERENCE_PRECISION_HINT": "f32"}
 """A CPU with bfloat16 units would compute in those, and ten times less exactly."""
@@ -44,17 +45,17 @@ class NPUWConfig:
 def read_config(config: Mapping[str, ConfigValue], max_positions: int | None) -> NPUWConfig:
     """The configuration for a model whose rotary tables cover `max_positions` (None: any).
 
-    Takes the NPUW_LLM_* keys of the simulator, checked as it checks them, and hands every other key on to
+    Takes the simulator's keys that are NPUW's, checked as it checks them, and hands every other key on to
     OpenVINO (NPUW_*, NPU_*, INFERENCE_PRECISION_HINT, ...). Raises ConfigError for what cannot hold, and for
     NPUSIM_* keys, which only the simulator has.
     """
     own = sorted(key for key in config if key.startswith("NPUSIM_"))
     if own:
         raise ConfigError(f"{own[0]} is an option of the simulator; NPUW has no such choice, leave it out")
-    known = {key: value for key, value in config.items() if key in _LLM_KEYS}
-    passed_on = {key: str(value) for key, value in config.items() if key not in _LLM_KEYS}
+    known = {key: value for key, value in config.items() if key in _SHARED_KEYS}
+    passed_on = {key: spell(value) for key, value in config.items() if key not in _SHARED_KEYS}
     asked = LLMConfig.from_mapping(known)
-    chosen = {key: str(value) for key, value in known.items()}
+    chosen = {key: spell(value) for key, value in known.items()}
     prompt = asked.max_prompt_len
     if prompt is None:
         prompt = asked.fitted(max_positions).max_prompt_len or 1
@@ -68,6 +69,6 @@ def read_config(config: Mapping[str, ConfigValue], max_positions: int | None) ->
         prefill_chunk_size=asked.prefill_chunk_size or DEFAULT_CHUNK_SIZE,
         whole_prefill=asked.prefill_hint is PrefillHint.STATIC,
     )
-    on_cpu = passed_on.get(DEVICES, _DEFAULTS[DEVICES]) == "CPU"
+    on_cpu = chosen.get(DEVICES, _DEFAULTS[DEVICES]) == "CPU"
     defaults = {**_DEFAULTS, **(_CPU_PRECISION if on_cpu else {})}
     return NPUWConfig(properties={**defaults, **chosen, **passed_on}, lengths=lengths)

@@ -14,6 +14,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from npusim.errors import ModelError
+from npusim.layer_numbers import layer_numbers
 
 GQA_TYPE = "GroupQueryAttention"
 PACKED_4_BIT = 4
@@ -40,9 +41,13 @@ class Rotary:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionLayer:
-    """One GroupQueryAttention node as the file has it; `output` is the tensor name of its attention."""
+    """One GroupQueryAttention node as the file has it; `output` is the tensor name of its attention.
+
+    index: its place in the file. number: what it goes by (`layer_numbers`).
+    """
 
     index: int
+    number: int
     name: str
     output: str
     num_heads: int
@@ -117,9 +122,12 @@ def read_onnx_attention(path: str | os.PathLike[str]) -> OnnxAttention:
     for node in model.graph.node:
         kind = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
         counts[kind] = counts.get(kind, 0) + 1
-    return OnnxAttention(
-        layers=tuple(_read_layer(index, node, shapes) for index, node in enumerate(nodes)), op_counts=counts
+    numbers = layer_numbers([node.output[1] if len(node.output) > 1 else "" for node in nodes])
+    layers = tuple(
+        _read_layer(index, number, node, shapes)
+        for index, (number, node) in enumerate(zip(numbers, nodes, strict=True))
     )
+    return OnnxAttention(layers=layers, op_counts=counts)
 
 
 def _refuse_nested(path: str | os.PathLike[str], graph: onnx.GraphProto) -> None:
@@ -166,7 +174,9 @@ def _type_name(number: int) -> str:
     return "float32" if name == "FLOAT" else name.lower()
 
 
-def _read_layer(index: int, node: onnx.NodeProto, infos: Mapping[str, _TensorInfo]) -> AttentionLayer:
+def _read_layer(
+    index: int, number: int, node: onnx.NodeProto, infos: Mapping[str, _TensorInfo]
+) -> AttentionLayer:
     attributes = {attribute.name: attribute for attribute in node.attribute}
 
     def integer(name: str, default: int) -> int:
@@ -179,6 +189,7 @@ def _read_layer(index: int, node: onnx.NodeProto, infos: Mapping[str, _TensorInf
     sink = Sink.SMOOTH_SOFTMAX if integer("smooth_softmax", 0) == 1 else Sink.NONE
     return AttentionLayer(
         index=index,
+        number=number,
         name=node.name or node.output[0],
         output=node.output[0],
         num_heads=num_heads,

@@ -70,11 +70,8 @@ class OnnxRuntimeModel:
 
         Raises ModelError for a missing package, and for a model that cannot be loaded or fed.
         """
-        reason = unavailable_reason()
-        if reason is not None:
-            raise ModelError(f"ONNX Runtime cannot be used: {reason}")
-        self._failures = _failure_types()
-        self._session = _session(model, folder, self._failures)
+        self._session = open_session(model.SerializeToString(), folder=folder)
+        self._failures = failure_types()
         ports = {port.name: port for port in self._session.get_inputs()}
         types = {name: _number_type(name, port.type) for name, port in ports.items()}
         self._caches = [
@@ -133,23 +130,34 @@ class OnnxRuntimeModel:
         return removed
 
 
-def _failure_types() -> tuple[type[Exception], ...]:
+def failure_types() -> tuple[type[Exception], ...]:
     """ONNX Runtime's own exceptions; they have no common root but Exception."""
     binding = import_module("onnxruntime.capi.onnxruntime_pybind11_state")
     kinds = (value for value in vars(binding).values() if isinstance(value, type))
     return tuple(kind for kind in kinds if issubclass(kind, Exception))
 
 
-def _session(model: onnx.ModelProto, folder: Path, failures: tuple[type[Exception], ...]) -> Any:
+def open_session(model: str | bytes, *, folder: Path | None = None, num_threads: int | None = None) -> Any:
+    """An onnxruntime.InferenceSession on the CPU.
+
+    model: a path, or a serialized model whose external data, if it has any, lies in `folder`. num_threads:
+    None leaves the choice to ONNX Runtime. Raises ModelError for a missing package, and for a model that
+    cannot be loaded.
+    """
+    reason = unavailable_reason()
+    if reason is not None:
+        raise ModelError(f"ONNX Runtime cannot be used: {reason}")
     runtime = import_module("onnxruntime")
     options = runtime.SessionOptions()
     options.log_severity_level = 4  # what goes wrong is in the exception
-    options.add_session_config_entry(EXTERNAL_DATA_FOLDER, str(folder.resolve()))
+    if folder is not None:
+        options.add_session_config_entry(EXTERNAL_DATA_FOLDER, str(folder.resolve()))
+    if num_threads is not None:
+        options.intra_op_num_threads = num_threads
+        options.inter_op_num_threads = 1
     try:
-        return runtime.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
-    except failures as error:
+        return runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except failure_types() as error:
         raise ModelError(f"ONNX Runtime cannot load the model: {error}") from error
 
 

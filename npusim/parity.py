@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from npusim.native import NativeModel
 from npusim.speculative.target import Target, TokenArray
+from npusim.speculative.wrapped import WrappedTarget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +20,7 @@ class StepParity:
     max_abs_difference: float
 
 
-class ParityTarget:
+class ParityTarget(WrappedTarget):
     """Wraps a request, feeds the reference the same tokens at the same positions, records the difference.
 
     It speaks the request interface itself, so anything that can drive a request can be watched through it.
@@ -27,34 +28,9 @@ class ParityTarget:
 
     def __init__(self, request: Target, reference: NativeModel) -> None:
         """Both must be at the start of a conversation."""
-        self._request = request
+        super().__init__(request)
         self._reference = reference
         self.steps: list[StepParity] = []
-
-    @property
-    def capacity(self) -> int:
-        """As the request's."""
-        return self._request.capacity
-
-    @property
-    def max_generation_tokens(self) -> int:
-        """As the request's."""
-        return self._request.max_generation_tokens
-
-    @property
-    def max_prompt_len(self) -> int:
-        """As the request's."""
-        return self._request.max_prompt_len
-
-    @property
-    def vocab_size(self) -> int:
-        """As the request's."""
-        return self._request.vocab_size
-
-    @property
-    def num_stored_tokens(self) -> int:
-        """As the request's."""
-        return self._request.num_stored_tokens
 
     def infer(
         self, inputs: Mapping[str, TokenArray], *, share_outputs: bool = False
@@ -63,7 +39,7 @@ class ParityTarget:
 
         inputs: input_ids and position_ids, both int64 [1, n].
         """
-        outputs = self._request.infer(inputs, share_outputs=share_outputs)
+        outputs = super().infer(inputs, share_outputs=share_outputs)
         tokens = [int(token) for token in inputs["input_ids"][0]]
         position = int(inputs["position_ids"][0, 0])
         self._reference.trim(position)
@@ -75,15 +51,7 @@ class ParityTarget:
         self.steps.append(StepParity(position=position, num_tokens=len(tokens), max_abs_difference=worst))
         return outputs
 
-    def can_trim(self, num_tokens: int) -> bool:
-        """As the request's."""
-        return self._request.can_trim(num_tokens)
-
-    def trim(self, num_tokens: int) -> int:
-        """As the request's; the reference follows at the next call."""
-        return self._request.trim(num_tokens)
-
     def reset_state(self) -> None:
-        """Both forget the conversation."""
-        self._request.reset_state()
+        """Both forget the conversation; after a trim the reference follows at the next call."""
+        super().reset_state()
         self._reference.reset()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx
@@ -77,3 +77,24 @@ def of_float16(model: ModelProto) -> None:
     for port in (*model.graph.input, *model.graph.output):
         if port.type.tensor_type.elem_type == TensorProto.FLOAT:
             port.type.tensor_type.elem_type = TensorProto.FLOAT16
+
+
+def with_numbers_of_layers(numbers: Sequence[int]) -> Edit:
+    """Caches renamed: past_key_values.0 and present.0 carry the first of the numbers, and so on."""
+
+    def edit(model: ModelProto) -> None:
+        ports = (*model.graph.input, *model.graph.output)
+        lists = [names for node in attention(model) for names in (node.input, node.output)]
+        for port in ports:
+            port.name = renumbered(port.name)
+        for names in lists:
+            names[:] = [renumbered(name) for name in names]
+
+    def renumbered(name: str) -> str:
+        for old, new in enumerate(numbers):
+            for prefix in ("past_key_values", "present"):
+                if name.startswith(f"{prefix}.{old}."):
+                    return name.replace(f".{old}.", f".{new}.")
+        return name
+
+    return edit

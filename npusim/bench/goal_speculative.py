@@ -14,7 +14,8 @@ import npusim
 from npusim import byte_vocabulary
 from npusim.bench.goal import GoalRow, GoalSetting, at_most
 from npusim.bench.synthetic import build_model, save
-from npusim.speculative.target import TokenArray
+from npusim.speculative.target import Target, TokenArray
+from npusim.speculative.wrapped import WrappedTarget
 
 NUM_DRAFT_TOKENS = 4
 STEPS_GOAL = 0.35
@@ -89,46 +90,17 @@ def _config(prompt_len: int, new_tokens: int) -> dict[str, int]:
     }
 
 
-class _TimedRequest:
-    """A request (`npusim.Target`) that adds up the seconds of its infer calls."""
+class _TimedRequest(WrappedTarget):
+    """A request that adds up the seconds of its infer calls."""
 
-    def __init__(self, request: npusim.LLMInferRequest) -> None:
-        self._request = request
+    def __init__(self, request: Target) -> None:
+        super().__init__(request)
         self.seconds = 0.0
-
-    @property
-    def capacity(self) -> int:
-        return self._request.capacity
-
-    @property
-    def max_generation_tokens(self) -> int:
-        return self._request.max_generation_tokens
-
-    @property
-    def max_prompt_len(self) -> int:
-        return self._request.max_prompt_len
-
-    @property
-    def vocab_size(self) -> int:
-        return self._request.vocab_size
-
-    @property
-    def num_stored_tokens(self) -> int:
-        return self._request.num_stored_tokens
 
     def infer(
         self, inputs: Mapping[str, TokenArray], *, share_outputs: bool = False
     ) -> Mapping[str, npt.NDArray[np.floating]]:
         began = time.perf_counter()
-        outputs = self._request.infer(inputs, share_outputs=share_outputs)
+        outputs = super().infer(inputs, share_outputs=share_outputs)
         self.seconds += time.perf_counter() - began
         return outputs
-
-    def can_trim(self, num_tokens: int) -> bool:
-        return self._request.can_trim(num_tokens)
-
-    def trim(self, num_tokens: int) -> int:
-        return self._request.trim(num_tokens)
-
-    def reset_state(self) -> None:
-        self._request.reset_state()

@@ -8,16 +8,34 @@ from npusim.bench.report import ContextResult
 from npusim.errors import ConfigError
 
 
-def check_available() -> None:
-    """ConfigError where matplotlib is not installed."""
+def check_writable(path: Path) -> None:
+    """ConfigError where no PNG can be written to `path`: known before anything is measured."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise ConfigError("--plot needs matplotlib; pip install 'npusim[plot]'") from error
+    if path.suffix.lower() != ".png":
+        raise ConfigError(f"{path}: a picture is written as PNG; give a name that ends in .png")
+    try:
+        is_new = not path.exists()
+        if not is_new and not path.is_file():
+            raise ConfigError(f"{path}: no regular file; give another name")
+        path.open("ab").close()
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise _unwritable(path, error) from error
 
 
-def draw(path: Path, results: Sequence[ContextResult], machine: Machine) -> None:
-    """Write a PNG: a line per runtime with its spread, and the time that reading memory takes."""
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"{path}: cannot be written ({error.strerror}); give another file")
+
+
+def draw(path: Path, results: Sequence[ContextResult], machine: Machine, model: str) -> None:
+    """Write a PNG: a line per runtime with its spread, and the time that reading memory takes.
+
+    model: what the title calls it. Raises ConfigError where the file cannot be written.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -35,7 +53,12 @@ def draw(path: Path, results: Sequence[ContextResult], machine: Machine) -> None
     axes.set(xlabel="context (tokens)", ylabel="time per token (ms)", ylim=(0, None))
     axes.set_xscale("log", base=2)
     axes.set_xticks(contexts, [str(context) for context in contexts])
+    axes.set_title(f"{model}: one token at a time, {machine.threads} threads", wrap=True)
     axes.grid(visible=True, alpha=0.3)
     axes.legend()
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    finally:
+        pyplot.close(figure)

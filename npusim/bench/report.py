@@ -1,6 +1,6 @@
 """Measure a model on several runtimes at several contexts, beside what the machine's memory allows."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -45,22 +45,35 @@ class ContextResult:
 
 
 def measure_contexts(
-    conversation: Conversation, contexts: Sequence[int], runtimes: Sequence[Runtime], plan: Plan
+    conversation: Conversation,
+    contexts: Sequence[int],
+    runtimes: Sequence[Runtime],
+    plan: Plan,
+    on_part: Callable[[], None] = lambda: None,
 ) -> tuple[ContextResult, ...]:
     """One result per context; of `conversation` the context is replaced. npusim itself is always measured.
+
+    on_part: called after each runtime is compiled and filled, and after each round; of each context.
 
     Raises ConfigError, before anything is measured, for a runtime that is not there.
     """
     check_available(runtimes)
-    return tuple(_measure(replace(conversation, context=context), runtimes, plan) for context in contexts)
+    return tuple(
+        _measure(replace(conversation, context=context), runtimes, plan, on_part) for context in contexts
+    )
 
 
-def _measure(conversation: Conversation, runtimes: Sequence[Runtime], plan: Plan) -> ContextResult:
+def _measure(
+    conversation: Conversation, runtimes: Sequence[Runtime], plan: Plan, on_part: Callable[[], None]
+) -> ContextResult:
     fast = NpusimSteps(conversation, prefill=False)
-    others = (runtime for runtime in runtimes if runtime is not Runtime.FAST)
     steps: dict[Runtime, Steps] = {Runtime.FAST: fast}
-    steps.update({runtime: start(runtime, conversation) for runtime in others})
-    samples = interleave({runtime.value: candidate for runtime, candidate in steps.items()}, plan)
+    on_part()
+    for runtime in runtimes:
+        steps[runtime] = start(runtime, conversation)
+        on_part()
+    candidates = {runtime.value: candidate for runtime, candidate in steps.items()}
+    samples = interleave(candidates, plan, on_round=on_part)
     return ContextResult(
         context=conversation.context,
         runtimes=tuple(

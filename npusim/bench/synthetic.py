@@ -12,11 +12,16 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from npusim.bench.machine import memory_bytes
 from npusim.errors import ConfigError
 
 MICROSOFT = "com.microsoft"
 _IR_VERSION, _OPSET = 9, 17
 _ROTARY_BASE = 10000.0
+_FLOAT_BYTES = 4
+MOST_LAYERS = 1000
+MOST_POSITIONS = 2**31 - 1
+"""Of an int32, in which the op counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +42,10 @@ class AttentionShape:
             )
         if self.head_size < 2 or self.head_size % 2:
             raise ConfigError(f"head size {self.head_size}; rotary needs an even one of at least 2")
-        if self.local_window_size == 0 or self.local_window_size < -1:
-            raise ConfigError(f"window {self.local_window_size}; give 1 or more, or -1 for none")
+        if self.local_window_size == 0 or not -1 <= self.local_window_size <= MOST_POSITIONS:
+            raise ConfigError(
+                f"window {self.local_window_size}; give 1 to {MOST_POSITIONS:,}, or -1 for none"
+            )
 
     @property
     def query_size(self) -> int:
@@ -67,10 +74,31 @@ class ModelShape:
         for name in ("hidden_size", "num_layers", "intermediate_size", "vocab_size", "max_positions"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; at least 1 is needed")
+        if self.num_layers > MOST_LAYERS:
+            raise ConfigError(f"{self.num_layers:,} layers; at most {MOST_LAYERS:,} are made")
+
+    @property
+    def nbytes(self) -> int:
+        """Of the weights and rotary tables."""
+        attention, hidden = self.attention, self.hidden_size
+        per_layer = (
+            2 * hidden * (attention.query_size + attention.kv_size) + 3 * hidden * self.intermediate_size
+        )
+        tables = self.max_positions * attention.head_size
+        return _FLOAT_BYTES * (self.num_layers * per_layer + 2 * self.vocab_size * hidden + tables)
 
 
 def build_model(shape: ModelShape) -> onnx.ModelProto:
-    """Logits for every row, packed QKV, rotary inside the op, lengths from attention_mask [1, T]."""
+    """Logits for every row, packed QKV, rotary inside the op, lengths from attention_mask [1, T].
+
+    Raises ConfigError for a shape that takes more than half of the machine's memory.
+    """
+    room = memory_bytes() // 2  # a runtime makes copies of its own
+    if shape.nbytes > room:
+        raise ConfigError(
+            f"a model of {shape.nbytes / 2**30:,.1f} GiB; this machine has room for one of "
+            f"{room / 2**30:,.1f} GiB: give smaller sizes"
+        )
     graph = _Graph(shape.seed)
     graph.input("input_ids", TensorProto.INT64, [1, "sequence_length"])
     graph.input("attention_mask", TensorProto.INT64, [1, "total_sequence_length"])

@@ -93,14 +93,21 @@ class Ratio:
         return Verdict.FASTER if self.median > 1 else Verdict.SLOWER
 
 
-def interleave(candidates: Mapping[str, Candidate], plan: Plan, *, seed: int = 0) -> dict[str, Samples]:
-    """Run every candidate in every round, in random order."""
+def interleave(
+    candidates: Mapping[str, Candidate],
+    plan: Plan,
+    *,
+    seed: int = 0,
+    on_round: Callable[[], None] = lambda: None,
+) -> dict[str, Samples]:
+    """Run every candidate in every round, in random order; `on_round` is called after each round."""
     order, shuffler = list(candidates), random.Random(seed)
     measured: dict[str, list[tuple[float, ...]]] = {name: [] for name in order}
     for _ in range(plan.rounds):
         shuffler.shuffle(order)
         for name in order:
             measured[name].append(_burst(candidates[name], plan))
+        on_round()
     return {name: Samples(rounds=tuple(measured[name])) for name in candidates}
 
 

@@ -7,37 +7,64 @@ from tempfile import TemporaryDirectory
 
 from npusim.bench import goals, plot
 from npusim.bench.conversation import Conversation, Runtime
-from npusim.bench.goal import FULL_SIZES, GoalRow
-from npusim.bench.machine import Machine, describe_machine
-from npusim.bench.report import ContextResult, RuntimeResult, measure_contexts
+from npusim.bench.goal import FULL_SIZES
+from npusim.bench.machine import describe_machine
+from npusim.bench.report import measure_contexts
 from npusim.bench.synthetic import AttentionShape, ModelShape, build_model, save
 from npusim.bench.timing import Plan
+from npusim.cli.bench_report import goals_json, print_goals, print_report, report_json
 from npusim.cli.config_help import config_keys
-from npusim.cli.output import Json, new_table, plain, print_json, progress, stdout
-from npusim.cli.parsers import Subparsers, add_command, add_config_option, at_least, parse_config
+from npusim.cli.output import print_json, progress
+from npusim.cli.parsers import (
+    Subparsers,
+    add_command,
+    add_config_option,
+    at_least,
+    parse_config,
+    refuse_idle,
+)
+from npusim.config_options import MAX_PROMPT_LEN, MIN_RESPONSE_LEN
 from npusim.config_values import ConfigValue
+from npusim.errors import ConfigError
+
+CONTEXT, NUM_TOKENS, NUM_ROUNDS = 256, 128, 15
+MEASURED_OPTIONS = ("context", "tokens", "against", "rounds", "plot", "config")
+SHAPE_OPTIONS = (
+    ("layers", ModelShape().num_layers, "layers"),
+    ("hidden", ModelShape().hidden_size, "hidden size"),
+    ("heads", AttentionShape().num_heads, "query heads"),
+    ("kv_heads", AttentionShape().kv_num_heads, "key-value heads"),
+    ("head_size", AttentionShape().head_size, "channels of a head"),
+    ("vocab", ModelShape().vocab_size, "token ids"),
+)
+"""Name, default and meaning."""
 
 DESCRIPTION = """\
-Time the steps of a generation, one token each, on npusim and on other runtimes: in one
-process, in turn, medians over many rounds. Without MODEL, a synthetic one is made.
+Time the steps of a generation, one token each, on npusim and on other runtimes:
+in one process, in turn, medians over many rounds. Without MODEL, a synthetic
+one is made.
 
-A ratio of times between 0.75 and 1.3 is reported as no difference: that much lies between
-two runs of the same thing. The limit beside them is the time that reading all weights and
-KV rows once takes at the memory bandwidth measured just before."""
+A ratio of times between 0.75 and 1.3 is reported as no difference: that much
+lies between two runs of the same thing. The limit beside them is the time that
+reading all weights and KV rows once takes at the memory bandwidth measured just
+before."""
 
 EPILOG = f"""\
 runtimes for --against:
-  device   npusim with NPUSIM_EXECUTION=DEVICE: the form that an NPU compiler is given
+  device   npusim with NPUSIM_EXECUTION=DEVICE: the form that an NPU compiler is
+           given
   ort      ONNX Runtime on the CPU, past and present in one buffer
   npuw     OpenVINO's own NPUW on the CPU device
 
 examples:
   npusim bench model.onnx --against ort,npuw
   npusim bench --layers 24 --hidden 1024 --heads 16 --kv-heads 4
-  npusim bench --window 128 -c NPUSIM_KV_LAYOUT=RING --context 512,2048,8192 --plot sweep.png
+  npusim bench --window 128 -c NPUSIM_KV_LAYOUT=RING --context 512,2048,8192
+  npusim bench --context 512,2048,8192 --plot sweep.png
   npusim bench --suite goals --json
 
-exit code: 0, or 1 where a goal of the suite is not reached
+exit code: 0, 1 where a goal of the suite is not reached, 2 for wrong usage or
+an unusable file
 
 {config_keys()}"""
 
@@ -51,21 +78,16 @@ def register(subparsers: Subparsers) -> None:
         "--context",
         metavar="N[,N...]",
         type=_contexts,
-        default=(256,),
-        help="tokens stored before the steps; several make a sweep (default 256)",
+        help=f"tokens stored before the steps; several make a sweep (default {CONTEXT})",
     )
     parser.add_argument(
-        "--tokens", metavar="N", type=at_least(2), default=128, help="tokens per conversation (default 128)"
+        "--tokens", metavar="N", type=at_least(2), help=f"tokens per conversation (default {NUM_TOKENS})"
     )
     parser.add_argument(
-        "--against",
-        metavar="NAME[,NAME...]",
-        type=_runtimes,
-        default=(Runtime.DEVICE,),
-        help="device, ort, npuw (default device)",
+        "--against", metavar="NAME[,NAME...]", type=_runtimes, help="device, ort, npuw (default device)"
     )
     parser.add_argument(
-        "--rounds", metavar="N", type=at_least(1), default=15, help="rounds of all runtimes (default 15)"
+        "--rounds", metavar="N", type=at_least(1), help=f"rounds of all runtimes (default {NUM_ROUNDS})"
     )
     parser.add_argument("--plot", metavar="FILE.png", type=Path, help="draw time per token over context")
     parser.add_argument("--suite", choices=["goals"], help="measure everything that npusim is held to")
@@ -73,7 +95,6 @@ def register(subparsers: Subparsers) -> None:
         "--groups",
         metavar="NAME[,NAME...]",
         type=_groups,
-        default=tuple(goals.GROUPS),
         help=f"of the suite: {', '.join(goals.GROUPS)} (default all)",
     )
     add_config_option(parser)
@@ -83,63 +104,92 @@ def register(subparsers: Subparsers) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Measure and print."""
+    _check_options(options)
+    return _run_suite(options) if options.suite else _run_contexts(options)
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    """ConfigError, before any work, for options of which nothing would come and a picture without a place."""
+    shape = [name for name, _, _ in SHAPE_OPTIONS] + ["ffn", "window"]
     if options.suite:
-        return _run_suite(options)
-    if options.plot:
-        plot.check_available()
-    machine = describe_machine()
-    with TemporaryDirectory(prefix="npusim-bench-") as folder, progress("measuring", None):
-        path = options.model or _synthetic(options, Path(folder))
-        settings: dict[str, ConfigValue] = {**parse_config(options.config)}
-        conversation = Conversation(
-            path=path, context=1, num_steps=options.tokens, settings=tuple(settings.items())
-        )
-        plan = Plan(rounds=options.rounds, burst=min(5, options.tokens - 1))
-        results = measure_contexts(conversation, options.context, options.against, plan)
-    if options.plot:
-        plot.draw(options.plot, results, machine)
-    if options.json:
-        print_json(_report_json(machine, results))
+        _refuse(options, ["model", *shape, *MEASURED_OPTIONS], "--suite chooses its own models and lengths")
     else:
-        _print_report(machine, results)
+        refuse_idle(options, "--suite", "--groups")
+    if options.model:
+        _refuse(options, shape, "MODEL has a shape already; leave one of the two out")
+    if options.plot:
+        plot.check_writable(options.plot)
+
+
+def _refuse(options: argparse.Namespace, names: Sequence[str], why: str) -> None:
+    given = [name for name in names if getattr(options, name)]
+    if given:
+        shown = {"model": "MODEL", "config": "-c"}.get(given[0], f"--{given[0].replace('_', '-')}")
+        raise ConfigError(f"{shown}: {why}")
+
+
+def _run_contexts(options: argparse.Namespace) -> int:
+    contexts: Sequence[int] = options.context or (CONTEXT,)
+    against: Sequence[Runtime] = options.against or (Runtime.DEVICE,)
+    num_tokens = options.tokens or NUM_TOKENS
+    plan = Plan(rounds=options.rounds or NUM_ROUNDS, burst=min(5, num_tokens - 1))
+    settings = _settings(options)
+    parts = 1 + len(contexts) * (1 + len(against) + plan.rounds)
+    with (
+        TemporaryDirectory(prefix="npusim-bench-") as folder,
+        progress("building, compiling, measuring", parts) as advance,
+    ):
+        path = options.model or _synthetic(options, Path(folder), max(contexts) + num_tokens + 1)
+        machine = describe_machine()
+        advance()
+        conversation = Conversation(
+            path=path, context=1, num_steps=num_tokens, settings=tuple(settings.items())
+        )
+        results = measure_contexts(conversation, contexts, against, plan, advance)
+    if options.json:
+        print_json(report_json(machine, results))
+    else:
+        print_report(machine, results)
+    if options.plot:
+        plot.draw(options.plot, results, machine, options.model.name if options.model else "synthetic model")
     return 0
+
+
+def _settings(options: argparse.Namespace) -> dict[str, ConfigValue]:
+    settings: dict[str, ConfigValue] = {**parse_config(options.config)}
+    for key in (MAX_PROMPT_LEN, MIN_RESPONSE_LEN):
+        if key in settings:
+            raise ConfigError(f"-c {key}: --context and --tokens give the lengths; leave it out")
+    return settings
 
 
 def _add_shape_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("shape of the synthetic model")
-    shape, attention = ModelShape(), AttentionShape()
-    for name, default, meaning in (
-        ("layers", shape.num_layers, "layers"),
-        ("hidden", shape.hidden_size, "hidden size"),
-        ("heads", attention.num_heads, "query heads"),
-        ("kv-heads", attention.kv_num_heads, "key-value heads"),
-        ("head-size", attention.head_size, "channels of a head"),
-        ("vocab", shape.vocab_size, "token ids"),
-    ):
+    for name, default, meaning in SHAPE_OPTIONS:
         group.add_argument(
-            f"--{name}",
+            f"--{name.replace('_', '-')}",
             metavar="N",
             type=at_least(1),
-            default=default,
             help=f"{meaning} (default {default})",
         )
     group.add_argument("--ffn", metavar="N", type=at_least(1), help="width of the MLP (default 3 x hidden)")
     group.add_argument("--window", metavar="N", type=at_least(1), help="sliding window (default none)")
 
 
-def _synthetic(options: argparse.Namespace, folder: Path) -> Path:
+def _synthetic(options: argparse.Namespace, folder: Path, max_positions: int) -> Path:
+    sizes = {name: getattr(options, name) or default for name, default, _ in SHAPE_OPTIONS}
     shape = ModelShape(
         attention=AttentionShape(
-            num_heads=options.heads,
-            kv_num_heads=options.kv_heads,
-            head_size=options.head_size,
+            num_heads=sizes["heads"],
+            kv_num_heads=sizes["kv_heads"],
+            head_size=sizes["head_size"],
             local_window_size=options.window or -1,
         ),
-        hidden_size=options.hidden,
-        num_layers=options.layers,
-        intermediate_size=options.ffn or 3 * options.hidden,
-        vocab_size=options.vocab,
-        max_positions=max(options.context) + options.tokens + 1,
+        hidden_size=sizes["hidden"],
+        num_layers=sizes["layers"],
+        intermediate_size=options.ffn or 3 * sizes["hidden"],
+        vocab_size=sizes["vocab"],
+        max_positions=max_positions,
     )
     path = folder / "synthetic.onnx"
     save(build_model(shape), path)
@@ -147,7 +197,7 @@ def _synthetic(options: argparse.Namespace, folder: Path) -> Path:
 
 
 def _contexts(text: str) -> tuple[int, ...]:
-    return tuple(at_least(1)(part) for part in text.split(","))
+    return tuple(at_least(1)(part) for part in _each_once(text))
 
 
 def _runtimes(text: str) -> tuple[Runtime, ...]:
@@ -160,126 +210,29 @@ def _groups(text: str) -> tuple[str, ...]:
 
 
 def _names(text: str, known: Sequence[str]) -> list[str]:
-    names = text.split(",")
+    names = _each_once(text)
     for name in names:
         if name not in known:
             raise argparse.ArgumentTypeError(f"{name!r} is unknown; known are {', '.join(known)}")
     return names
 
 
-def _print_report(machine: Machine, results: Sequence[ContextResult]) -> None:
-    table = new_table()
-    table.add_column("context", justify="right")
-    table.add_column("runtime")
-    for heading in ("ms/token", "p10..p90", "tokens/s", "x npusim", "p10..p90"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    table.add_column("host", justify="right")
-    for result in results:
-        for each in result.runtimes:
-            table.add_row(*(plain(cell) for cell in _cells(result.context, each)))
-        limit = result.limit(machine)
-        limits = (str(result.context), "limit", f"{1e3 * limit:.2f}", "", f"{1 / limit:,.0f}")
-        table.add_row(*(plain(cell) for cell in limits))
-    console = stdout()
-    console.print(table)
-    console.print(
-        plain(
-            f"{machine.threads} threads, load {machine.load:.1f}, memory read at "
-            f"{machine.bandwidth / 1e9:.1f} GB/s; limit: weights and KV rows of a step at that rate"
-        )
-    )
-
-
-def _cells(context: int, result: RuntimeResult) -> tuple[str, ...]:
-    low, high = result.samples.spread
-    fewest, most = result.ratio.spread
-    is_npusim = result.runtime is Runtime.FAST
-    return (
-        str(context),
-        result.runtime.value,
-        f"{1e3 * result.samples.median:.2f}",
-        f"{1e3 * low:.2f}..{1e3 * high:.2f}",
-        f"{result.tokens_per_second:,.0f}",
-        "" if is_npusim else f"{result.ratio.median:.2f}",
-        "" if is_npusim else f"{fewest:.2f}..{most:.2f}",
-        "" if is_npusim else f"npusim {result.ratio.verdict.value}",
-        "" if result.host_share is None else f"{result.host_share:.1%}",
-    )
-
-
-def _report_json(machine: Machine, results: Sequence[ContextResult]) -> dict[str, Json]:
-    return {
-        "machine": _machine_json(machine),
-        "contexts": [
-            {
-                "context": result.context,
-                "bytes_per_step": result.bytes_per_step,
-                "limit_seconds": result.limit(machine),
-                "limit_tokens_per_second": 1 / result.limit(machine),
-                "runtimes": [_runtime_json(each) for each in result.runtimes],
-            }
-            for result in results
-        ],
-    }
-
-
-def _machine_json(machine: Machine) -> dict[str, Json]:
-    return {"threads": machine.threads, "load": machine.load, "bandwidth": machine.bandwidth}
-
-
-def _runtime_json(result: RuntimeResult) -> dict[str, Json]:
-    return {
-        "runtime": result.runtime.value,
-        "seconds": result.samples.median,
-        "spread": list(result.samples.spread),
-        "best": result.samples.best,
-        "tokens_per_second": result.tokens_per_second,
-        "ratio": result.ratio.median,
-        "ratio_spread": list(result.ratio.spread),
-        "ratio_of_best": result.ratio.of_best,
-        "verdict": result.ratio.verdict.value,
-        "host_share": result.host_share,
-    }
+def _each_once(text: str) -> list[str]:
+    parts = [part.strip() for part in text.split(",")]
+    if len(set(parts)) < len(parts):
+        raise argparse.ArgumentTypeError(f"{text!r} has a part twice; name each once")
+    return parts
 
 
 def _run_suite(options: argparse.Namespace) -> int:
-    machine = describe_machine()
     with progress("measuring", None) as advance:
+        machine = describe_machine()
         rows = []
-        for row in goals.measure_goals(options.groups, FULL_SIZES):
+        for row in goals.measure_goals(options.groups or tuple(goals.GROUPS), FULL_SIZES):
             rows.append(row)
             advance()
     if options.json:
-        print_json({"machine": _machine_json(machine), "goals": [_goal_json(row) for row in rows]})
+        print_json(goals_json(machine, rows))
     else:
-        _print_goals(machine, rows)
+        print_goals(machine, rows)
     return 0 if all(row.reached for row in rows) else 1
-
-
-def _print_goals(machine: Machine, rows: Sequence[GoalRow]) -> None:
-    table = new_table()
-    table.add_column("goal")
-    for heading in ("measured", "p10..p90", "wanted"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("reached")
-    for row in rows:
-        spread = "" if row.spread is None else f"{row.spread[0]:.3g}..{row.spread[1]:.3g}"
-        figure = row.note if row.ratio is None else f"{row.ratio:.3g}"
-        cells = (row.name, figure, spread, str(row.goal), "yes" if row.reached else "NO")
-        table.add_row(*(plain(cell) for cell in cells))
-    console = stdout()
-    console.print(table)
-    console.print(plain(f"{machine.threads} threads, load {machine.load:.1f}"))
-
-
-def _goal_json(row: GoalRow) -> dict[str, Json]:
-    return {
-        "name": row.name,
-        "ratio": row.ratio,
-        "spread": None if row.spread is None else list(row.spread),
-        "best": row.best,
-        "goal": str(row.goal),
-        "reached": row.reached,
-        "note": row.note,
-    }

@@ -6,28 +6,32 @@ from collections.abc import Mapping
 from npusim.check import CheckedLayer, CheckReport, check_model
 from npusim.cli.output import Json, new_table, plain, print_json, progress, stdout
 from npusim.cli.parsers import Subparsers, add_command
+from npusim.cli.tables import print_table
 from npusim.npuw_probe import NativeProbe, probe_layer
 from npusim.onnx_attention import AttentionLayer, Rotary
 
 DESCRIPTION = """\
-Show what every attention layer of an ONNX language model is, and what npusim makes of it.
-Nothing is compiled, except with --probe-npuw: it also shows what the installed OpenVINO
-does to each kind of layer when NPUW is given the model as it is."""
+Show what every attention layer of an ONNX language model is, and what npusim
+makes of it. Nothing is compiled, except with --probe-npuw: it also shows what
+the installed OpenVINO does to each kind of layer when NPUW is given the model
+as it is."""
 
 EPILOG = """\
 columns:
   heads     query heads / key-value heads x head size
   window    keys that a query sees, itself included; "-" is all of the past
-  sink      one more logit in the softmax denominator: head_sink (learnt, one per head)
-            or smooth_softmax (0)
-  rotary    form, rotated channels where not all of the head, positions in the tables
+  sink      one more logit in the softmax denominator: head_sink (learnt, one
+            per head) or smooth_softmax (0)
+  rotary    form, rotated channels where not all of the head, positions in the
+            tables
   rolling   sliding_window_cache=1: exported for a window-sized cache that moves
   KV cache  element type of the cache tensors, and how it is quantized
   native NPUW (--probe-npuw)
-            what NPUW, on the CPU device with its own defaults, does with the op by itself: a
-            model of one such layer (a window is tried as a small one) runs in a process of
-            its own. right, drops the window, drops the sink, wrong, refuses, crashes, ...;
-            "-" where the layer is refused here. Lowered by npusim they run: npusim compare
+            what NPUW, on the CPU device with its own defaults, does with the op
+            by itself: a model of one such layer (a window is tried as a small
+            one) runs in a process of its own. right, drops the window, drops
+            the sink, wrong, refuses, crashes, ...; "-" where the layer is
+            refused here. Lowered by npusim they run: npusim compare
   refused   why the layer cannot be lowered; "-" where it can
 
 examples:
@@ -35,12 +39,13 @@ examples:
   npusim check model.onnx --probe-npuw
   npusim check model.onnx --json | jq '.layers[] | select(.refusals != [])'
 
-exit code: 0 if everything runs, 1 if something is refused, 2 if the file is unusable"""
+exit code: 0 if everything runs, 1 if something is refused, 2 for wrong usage or
+an unusable file"""
 
 ABSENT = "-"
 
 Native = Mapping[int, NativeProbe]
-"""By index of the layer what NPUW does with it; layers that were not tried are not there."""
+"""By number of the layer what NPUW does with it; layers that were not tried are not there."""
 
 
 def register(subparsers: Subparsers) -> None:
@@ -73,7 +78,7 @@ def _probe(report: CheckReport) -> Native:
     native = {}
     with progress("probing NPUW", len(layers)) as advance:
         for layer in layers:
-            native[layer.index] = probe_layer(layer)
+            native[layer.number] = probe_layer(layer)
             advance()
     return native
 
@@ -88,7 +93,7 @@ def _print_report(report: CheckReport, native: Native | None) -> None:
     for checked in report.layers:
         table.add_row(*(plain(cell) for cell in _cells(checked, native)))
     console = stdout()
-    console.print(table)
+    print_table(console, table)
     for line in _native_details(native or {}):
         console.print(plain(line), soft_wrap=True)
     for refusal in report.refusals:
@@ -105,11 +110,11 @@ def _print_report(report: CheckReport, native: Native | None) -> None:
 def _native_details(native: Native) -> list[str]:
     """What NPUW itself said, a line for each kind of answer."""
     layers: dict[NativeProbe, list[str]] = {}
-    for index, probe in native.items():
-        layers.setdefault(probe, []).append(str(index))
+    for number, probe in native.items():
+        layers.setdefault(probe, []).append(str(number))
     return [
-        f"native NPUW, layers {', '.join(indices)}: {probe}"
-        for probe, indices in layers.items()
+        f"native NPUW, layers {', '.join(numbers)}: {probe}"
+        for probe, numbers in layers.items()
         if probe.reason
     ]
 
@@ -117,7 +122,7 @@ def _native_details(native: Native) -> list[str]:
 def _cells(checked: CheckedLayer, native: Native | None) -> tuple[str, ...]:
     layer = checked.layer
     return (
-        str(layer.index),
+        str(layer.number),
         f"{layer.num_heads}/{layer.kv_num_heads} x {layer.head_size or '?'}",
         _window(layer),
         layer.sink.value if layer.has_sink else ABSENT,
@@ -130,7 +135,7 @@ def _cells(checked: CheckedLayer, native: Native | None) -> tuple[str, ...]:
 
 
 def _native(native: Native, layer: AttentionLayer) -> str:
-    return native[layer.index].verdict.value if layer.index in native else ABSENT
+    return native[layer.number].verdict.value if layer.number in native else ABSENT
 
 
 def _window(layer: AttentionLayer) -> str:
@@ -161,9 +166,10 @@ def _report_json(report: CheckReport, native: Native | None) -> dict[str, Json]:
 
 def _layer_json(checked: CheckedLayer, native: Native | None) -> dict[str, Json]:
     layer, rotary = checked.layer, checked.layer.rotary
-    probed = {} if native is None else {"native_npuw": _native_json(native.get(layer.index))}
+    probed = {} if native is None else {"native_npuw": _native_json(native.get(layer.number))}
     return {
         "index": layer.index,
+        "number": layer.number,
         "name": layer.name,
         "num_heads": layer.num_heads,
         "kv_num_heads": layer.kv_num_heads,

@@ -5,39 +5,43 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import openvino as ov
 
 import npusim
 from npusim import byte_vocabulary, speculative
 from npusim.cli.compare_report import print_report, report_json
 from npusim.cli.config_help import config_keys
+from npusim.cli.drafting import LOOKUP, add_draft_options, draft_path
 from npusim.cli.output import print_json, progress
 from npusim.cli.parsers import (
-    MAX_GENERATION_TOKEN_LEN,
-    MIN_RESPONSE_LEN,
+    DEFAULT_NUM_DRAFT,
     Subparsers,
     add_command,
     add_config_option,
     at_least,
     parse_config,
+    refuse_idle,
     sized_config,
     token_ids,
+    utf8_text,
 )
 from npusim.compare import BackendKind, Comparison, compare
 from npusim.compare.differences import EXACT, QUANTIZED, ROUNDED
-from npusim.errors import InputError
+from npusim.config_options import MAX_GENERATION_TOKEN_LEN, MIN_RESPONSE_LEN
+from npusim.errors import ConfigError, InputError
 from npusim.model_file import read_model
 from npusim.model_spec import ModelSpec, read_spec
 from npusim.npuw_profile import BLOCK_STEP, round_up
 
-LOOKUP = "lookup"
 LEAST_PROMPT, MOST_PROMPT = 24, 512
 PAST_THE_WINDOW = 8
 
 DESCRIPTION = """\
-Run a model on the simulated NPU and on other runtimes over the same tokens, and show for
-every step how far the logits lie apart. The simulator continues the prompt greedily, with
---draft in blocks of which some tokens are taken back; the others are fed the same blocks
-at the same positions. --layers says which attention layer differs first, and why."""
+Run a model on the simulated NPU and on other runtimes over the same tokens, and
+show for every step how far the logits lie apart. The simulator continues the
+prompt greedily, with --draft in blocks of which some tokens are taken back; the
+others are fed the same blocks at the same positions. --layers says which
+attention layer differs first, and why."""
 
 _TOLERANCES = "\n".join(
     f"  {caches:<36} {tolerance}"
@@ -52,30 +56,34 @@ EPILOG = f"""\
 runtimes (--against; default: all that can be used here)
   ort       ONNX Runtime on the ONNX file; needs the package onnxruntime
   openvino  OpenVINO's CPU plugin, dynamic shapes, a cache that grows
-  npuw      the real NPUW of the openvino wheel, lowered by npusim, on the CPU device
-            (-c NPUW_DEVICES=NPU for an NPU)
+  npuw      the real NPUW of the openvino wheel, lowered by npusim, on the CPU
+            device (-c NPUW_DEVICES=NPU for an NPU)
 
-tolerance: greatest difference of logits that is agreement (L: the largest logit of the run),
-and of attention outputs with --layers (A: the largest one of the layer)
+tolerance: greatest difference of logits that is agreement (L: the largest logit
+of the run), and of attention outputs with --layers (A: the largest one of the
+layer)
 {_TOLERANCES}
 --tolerance sets that of logits.
 
---candidate FILE is what the other runtimes run instead of MODEL: another export of it, or
-an OpenVINO IR with a stateful model (openvino and npuw). So a faulty export is found.
+--candidate FILE is what the other runtimes run instead of MODEL: another export
+of it, or an OpenVINO IR with a stateful model (openvino and npuw). So a faulty
+export is found.
 
-prompt: --prompt needs the byte vocabulary of the built-in models. Without a prompt random
-tokens are taken: {LEAST_PROMPT}, or {PAST_THE_WINDOW} more than the largest window, {MOST_PROMPT} at most.
+prompt: --prompt needs the byte vocabulary of the built-in models. Without a
+prompt random tokens are taken: {LEAST_PROMPT}, or {PAST_THE_WINDOW} more than the largest window,
+{MOST_PROMPT} at most.
 
 {config_keys()}
-Keys that begin with NPUW_ or NPU_ and are not listed are handed to npuw.
+Other keys that begin with NPUW_ or NPU_ are handed to npuw.
 
 examples:
   npusim compare model.onnx
   npusim compare model.onnx --against ort,npuw --draft lookup --steps 32
-  npusim compare model.onnx --candidate exported/openvino_model.xml --against npuw --layers
+  npusim compare model.onnx --candidate exported/openvino_model.xml --layers
   npusim compare model.onnx --json | jq '.backends[] | {{name, agrees, worst}}'
 
-exit code: 0 if all agree, 1 if one differs or stops, 2 for wrong usage or an unusable file"""
+exit code: 0 if all agree, 1 if one differs or stops, 2 for wrong usage or an
+unusable file"""
 
 
 def register(subparsers: Subparsers) -> None:
@@ -92,19 +100,14 @@ def register(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--candidate", metavar="FILE", type=Path, help="what they run instead of MODEL")
     prompt = parser.add_mutually_exclusive_group()
-    prompt.add_argument("--prompt", metavar="TEXT", help="prompt as text (byte vocabulary only)")
+    prompt.add_argument(
+        "--prompt", metavar="TEXT", type=utf8_text, help="prompt as text (byte vocabulary only)"
+    )
     prompt.add_argument("--prompt-ids", metavar="1,2,3", type=token_ids, help="prompt as token ids")
     parser.add_argument(
         "--steps", metavar="N", type=at_least(1), default=16, help="generate steps (default 16)"
     )
-    parser.add_argument(
-        "--draft",
-        metavar="MODEL|lookup",
-        help="verify blocks: guess ahead with this ONNX model, or with what followed earlier in the text",
-    )
-    parser.add_argument(
-        "--num-draft", metavar="N", type=at_least(1), default=4, help="tokens to guess per step (default 4)"
-    )
+    add_draft_options(parser)
     parser.add_argument("--layers", action="store_true", help="find the attention layer that differs first")
     parser.add_argument(
         "--tolerance", metavar="X", type=float, help="greatest logits difference that is agreement"
@@ -116,10 +119,8 @@ def register(subparsers: Subparsers) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Compare and print; 1 if anything differs."""
-    spec = read_spec(read_model(options.model))
-    asked = _comparison(options, spec)
-    parts = 1 + len(asked.kinds or BackendKind)
-    with progress("comparing", parts) as advance:
+    with progress("comparing", 1 + len(options.against or BackendKind)) as advance:
+        asked = _comparison(options)
         report = compare(asked, advance)
     if options.json:
         print_json(report_json(str(options.model), asked, report))
@@ -128,26 +129,49 @@ def execute(options: argparse.Namespace) -> int:
     return 0 if report.agrees else 1
 
 
-def _comparison(options: argparse.Namespace, spec: ModelSpec) -> Comparison:
-    prompt = _prompt(options, spec)
+def _check_options(options: argparse.Namespace, given: Mapping[str, str]) -> None:
+    """ConfigError for options of which nothing would come."""
+    if options.draft is None:
+        refuse_idle(options, "--draft", "--num-draft")
+    for key in filter(_is_for_npuw_only, given):
+        if options.against and BackendKind.NPUW not in options.against:
+            raise ConfigError(f"-c {key} is for npuw, which --against leaves out; leave out one of the two")
+
+
+def _comparison(options: argparse.Namespace) -> Comparison:
     given = parse_config(options.config)
-    own = {key: value for key, value in given.items() if not _is_for_npuw_only(key)}
-    block = options.num_draft + 1 if options.draft else 1
-    config = sized_config(
-        own, prompt_len=len(prompt), max_new_tokens=1 + options.steps * block, block_len=block
-    )
+    _check_options(options, given)
+    paths = [path for path in (options.model, draft_path(options.draft)) if path is not None]
+    models = {path: read_model(path) for path in paths}
+    specs = {path: read_spec(model) for path, model in models.items()}
+    prompt = _prompt(options, specs[options.model])
+    config = _config(options, given, len(prompt), specs)
     return Comparison(
         model=options.model,
         candidate=options.candidate,
         kinds=options.against,
         prompt=prompt,
         num_steps=options.steps,
-        drafter=_drafter(options.draft, config),
-        num_draft_tokens=options.num_draft,
+        drafter=_drafter(models[paths[-1]], options.draft, config) if options.draft else None,
+        num_draft_tokens=options.num_draft or DEFAULT_NUM_DRAFT,
         config=config,
         npuw_config=_npuw_config(config, given),
         layers=options.layers,
         max_abs_difference=options.tolerance,
+    )
+
+
+def _config(
+    options: argparse.Namespace, given: Mapping[str, str], prompt_len: int, specs: Mapping[Path, ModelSpec]
+) -> dict[str, str | int]:
+    block_len = 1 + (options.num_draft or DEFAULT_NUM_DRAFT) if options.draft else 1
+    return sized_config(
+        {key: value for key, value in given.items() if not _is_for_npuw_only(key)},
+        prompt_len=prompt_len,
+        max_new_tokens=1 + options.steps * block_len,
+        block_len=block_len,
+        max_positions={str(path): spec.max_positions for path, spec in specs.items()},
+        length_option="--steps",
     )
 
 
@@ -181,18 +205,20 @@ def _prompt(options: argparse.Namespace, spec: ModelSpec) -> list[int]:
     return drawn
 
 
-def _drafter(draft: str | None, config: Mapping[str, str | int]) -> speculative.Drafter | None:
-    if draft is None:
-        return None
+def _drafter(model: ov.Model, draft: str, config: Mapping[str, str | int]) -> speculative.Drafter:
+    """What --draft names: the text itself, or a model."""
     if draft == LOOKUP:
         return speculative.PromptLookup()
-    return speculative.DraftModel(npusim.compile_model(draft, config).create_infer_request())
+    return speculative.DraftModel(npusim.compile_model(model, config).create_infer_request())
 
 
 def _kinds(text: str) -> tuple[BackendKind, ...]:
     """Comma separated names of runtimes, for argparse."""
     try:
-        return tuple(dict.fromkeys(BackendKind(part.strip()) for part in text.split(",")))
+        kinds = tuple(BackendKind(part.strip()) for part in text.split(","))
     except ValueError as error:
         names = ", ".join(kind.value for kind in BackendKind)
         raise argparse.ArgumentTypeError(f"{text!r}: choose from {names}, with commas between") from error
+    if len(set(kinds)) < len(kinds):
+        raise argparse.ArgumentTypeError(f"{text!r}: a runtime is named twice; name each once")
+    return kinds

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from npusim.cli.output import Json, finite, new_table, plain, stdout
+from npusim.cli.tables import print_table
 from npusim.compare import BackendReport, Comparison, ComparisonReport
 from npusim.compare.calls import Call
 from npusim.compare.differences import ArgmaxFlip, StepDifference
@@ -21,12 +22,12 @@ def print_report(asked: Comparison, report: ComparisonReport) -> None:
     """The table of steps, what the likeliest token became, layers, verdicts."""
     console = stdout()
     console.print(plain("largest logits difference to the simulator"), style="bold")
-    console.print(_step_table(report))
+    print_table(console, _step_table(report))
     _print_flips(console, report)
     if asked.layers:
         console.print()
         console.print(plain("largest attention difference to the simulator"), style="bold")
-        console.print(_layer_table(report.backends))
+        print_table(console, _layer_table(report.backends))
     console.print()
     for backend in report.backends:
         for line in _verdict(backend, report.calls):
@@ -114,7 +115,7 @@ def _layer_table(backends: Sequence[BackendReport]) -> Table:
     for rows in zip(*shown, strict=True):
         window = rows[0].local_window_size
         table.add_row(
-            str(rows[0].index),
+            str(rows[0].number),
             ABSENT if window < 0 else str(window),
             *(_marked(layer.max_abs_difference, layer.limit) for layer in rows),
         )
@@ -150,18 +151,18 @@ def _layer_verdict(layers: LayerReport, logits_differ: bool) -> list[str]:
         if logits_differ:
             return ["the attention of all layers agrees: what differs comes after the last of them"]
         return ["the attention of all layers agrees"]
-    where = f"layer {first.index} ({first.name}) is the first whose attention DIFFERS"
+    where = f"layer {first.number} ({first.name}) is the first whose attention DIFFERS"
     at = f"position {first.position} of step {first.call}"
     size = f"{first.max_abs_difference:.1e} at {at}, allowed {first.limit:.1e}"
     lines = [f"{where}: {size}"]
     if layers.explanation is None:
-        return [*lines, f"layer {first.index}: why was not found out: {layers.unexplained}"]
+        return [*lines, f"layer {first.number}: why was not found out: {layers.unexplained}"]
     found = layers.explanation
     there = "no choice of keys gives the answer" if found.theirs is None else str(found.theirs)
     return [
         *lines,
-        f"layer {first.index}: position {found.position} sees {found.ours} here; there {there}",
-        f"layer {first.index}: {found.verdict}",
+        f"layer {first.number}: position {found.position} sees {found.ours} here; there {there}",
+        f"layer {first.number}: {found.verdict}",
     ]
 
 
@@ -243,6 +244,7 @@ def _explanation_json(found: Explanation) -> dict[str, Json]:
 def _layer_json(layer: LayerDifference) -> dict[str, Json]:
     return {
         "index": layer.index,
+        "number": layer.number,
         "name": layer.name,
         "local_window_size": layer.local_window_size,
         "max_abs_difference": finite(layer.max_abs_difference),

@@ -1,14 +1,19 @@
 """The settings of -c as help text, from the configuration itself."""
 
-from npusim.config import OPTIONS
+import textwrap
+
+from npusim.config_options import OPTIONS
+
+WIDTH, INDENT = 80, 6 * " "
 
 
 def config_keys() -> str:
     """Every key with its meaning and default, for the end of a command's help."""
-    entries = [f"  {option.key}  (default {option.default})\n      {option.meaning}" for option in OPTIONS]
-    return "settings (-c KEY=VALUE), named as NPUW names them; own ones begin with NPUSIM_:\n" + "\n".join(
-        entries
-    )
+    lines = ["settings (-c KEY=VALUE), named as NPUW names them; own ones begin with NPUSIM_:"]
+    for option in OPTIONS:
+        lines.append(f"  {option.key}  (default {option.default})")
+        lines += textwrap.wrap(option.meaning, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
+    return "\n".join(lines)
 
 
 def settings_table() -> str:

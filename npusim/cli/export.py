@@ -5,26 +5,34 @@ from pathlib import Path
 
 from npusim.cli.output import Json, new_table, plain, print_fields, print_json, progress, stdout
 from npusim.cli.parsers import Subparsers, add_command
+from npusim.cli.tables import print_table
 from npusim.export import ExportedLayer, ExportSummary, Tokenizer, export
 
 DESCRIPTION = """\
-Lower an ONNX language model and write it as openvino_genai takes it: a stateful OpenVINO
-model, its configuration files and a tokenizer. The folder runs in LLMPipeline on "CPU" and
-on "NPU" (also on NPUW without an NPU), with the windows and sinks that the ONNX file has."""
+Lower an ONNX language model and write it as openvino_genai takes it: a stateful
+OpenVINO model, its configuration files and a tokenizer. The folder runs in
+LLMPipeline on "CPU" and on "NPU" (also on NPUW without an NPU), with the
+windows and sinks that the ONNX file has."""
 
 EPILOG = """\
 columns:
   window    keys that a query sees, itself included; "-" is all of the past
   sink      one more logit in the softmax denominator
   lowered   what became of the layer
-  natively  what the installed OpenVINO's NPUW does with the op itself: found by trying
+  natively  what the installed OpenVINO's NPUW does with the op itself: found by
+            trying
 
 examples:
   npusim export model.onnx exported
   npusim export model.onnx exported --tokenizer tokenizer_folder
-  python -c 'import openvino_genai as g; print(g.LLMPipeline("exported", "CPU").generate("Hi"))'
 
-exit code: 0 if the model was written, 2 if it cannot be"""
+and then, in Python
+  import openvino_genai
+  pipeline = openvino_genai.LLMPipeline("exported", "CPU")
+  print(pipeline.generate("Return a list of", max_new_tokens=64))
+
+exit code: 0 if the model was written, 2 for wrong usage, or a file or folder
+that cannot be used"""
 
 ABSENT = "-"
 
@@ -43,7 +51,11 @@ def register(subparsers: Subparsers) -> None:
         help="folder with openvino_tokenizer.xml and openvino_detokenizer.xml; bytes: one token per byte "
         "(259 tokens); none: the pipeline takes token ids. Left out: bytes where the vocabulary is that",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace a model that is there already")
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace the model that OUT_DIR holds; files of other names stay",
+    )
     parser.add_argument(
         "--no-probe", action="store_true", help="do not ask what the installed NPUW does with each layer"
     )
@@ -83,7 +95,7 @@ def _print_summary(summary: ExportSummary) -> None:
     for exported in summary.layers:
         table.add_row(*(plain(cell) for cell in _cells(exported)))
     console = stdout()
-    console.print(table)
+    print_table(console, table)
     print_fields(console, {"written to": str(summary.folder), "files": ", ".join(summary.files)})
     for note in summary.notes:
         console.print(plain(f"note: {note}"), soft_wrap=True)
@@ -92,7 +104,7 @@ def _print_summary(summary: ExportSummary) -> None:
 def _cells(exported: ExportedLayer) -> tuple[str, ...]:
     layer = exported.layer
     return (
-        str(layer.index),
+        str(layer.number),
         str(layer.local_window_size) if layer.local_window_size > 0 else ABSENT,
         layer.sink.value if layer.has_sink else ABSENT,
         exported.lowered,
@@ -113,6 +125,7 @@ def _layer_json(exported: ExportedLayer) -> dict[str, Json]:
     layer = exported.layer
     return {
         "index": layer.index,
+        "number": layer.number,
         "local_window_size": layer.local_window_size,
         "sink": layer.sink.value,
         "lowered": exported.lowered,

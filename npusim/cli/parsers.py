@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from npusim.config import LLMConfig
 from npusim.config_choices import KVLayout
+from npusim.config_options import MAX_GENERATION_TOKEN_LEN, MAX_PROMPT_LEN, MIN_RESPONSE_LEN
 from npusim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -15,9 +16,6 @@ if TYPE_CHECKING:
 else:
     Subparsers = object
 
-MAX_PROMPT_LEN = "NPUW_LLM_MAX_PROMPT_LEN"
-MIN_RESPONSE_LEN = "NPUW_LLM_MIN_RESPONSE_LEN"
-MAX_GENERATION_TOKEN_LEN = "NPUW_LLM_MAX_GENERATION_TOKEN_LEN"
 COMMIT = "NPUSIM_COMMIT"
 PROMPT_LEN_STEP = 64
 DEFAULT_NUM_DRAFT = 4
@@ -81,12 +79,14 @@ def sized_config(
     max_new_tokens: int,
     block_len: int = 1,
     max_positions: Mapping[str, int | None] | None = None,
+    length_option: str = "--max-new-tokens",
 ) -> dict[str, str | int]:
     """The config with what was left open chosen for this one generation.
 
     prompt_len is rounded up to a multiple of 64, as NPUW does, as far as the model has positions; block_len
     is the largest generate block, 1 where nothing is drafted. With drafts a ROLLING layout commits DEFERRED:
     else the first rejected draft could not be taken back. max_positions: of each model, by its file.
+    length_option: what a message tells to lower.
 
     Raises ConfigError for settings that cannot be, and for a generation that does not fit a model.
     """
@@ -97,14 +97,23 @@ def sized_config(
     }
     if MAX_PROMPT_LEN not in config:
         response_len = settings.min_response_len if MIN_RESPONSE_LEN in config else max(max_new_tokens, 1)
-        longest = _longest_prompt(prompt_len, response_len, max_positions or {})
+        longest = _longest_prompt(prompt_len, response_len, max_positions or {}, length_option)
         chosen[MAX_PROMPT_LEN] = max(longest, settings.prefill_chunk_size or 1)
     if block_len > 1 and settings.kv_layout is KVLayout.ROLLING:
         chosen[COMMIT] = "DEFERRED"
     return {**chosen, **config}
 
 
-def _longest_prompt(prompt_len: int, response_len: int, max_positions: Mapping[str, int | None]) -> int:
+def refuse_idle(options: argparse.Namespace, needed: str, *names: str) -> None:
+    """ConfigError for the first option of `names` that was given: it does nothing without what is needed."""
+    for name in names:
+        if getattr(options, name.lstrip("-").replace("-", "_")) is not None:
+            raise ConfigError(f"{name} does nothing without {needed}; give that too, or leave {name} out")
+
+
+def _longest_prompt(
+    prompt_len: int, response_len: int, max_positions: Mapping[str, int | None], length_option: str
+) -> int:
     """prompt_len rounded up, as far as that and the response fit the positions of every model."""
     longest = -(-max(prompt_len, 1) // PROMPT_LEN_STEP) * PROMPT_LEN_STEP
     for file, limit in max_positions.items():
@@ -115,7 +124,7 @@ def _longest_prompt(prompt_len: int, response_len: int, max_positions: Mapping[s
             raise ConfigError(
                 f"{file}: a prompt of {prompt_len} tokens and {response_len} new ones need "
                 f"{prompt_len + response_len - 1} positions, the model's rotary tables have {limit}; lower "
-                f"--max-new-tokens (or {MIN_RESPONSE_LEN}, where it is given) or shorten the prompt"
+                f"{length_option} (or {MIN_RESPONSE_LEN}, where it is given) or shorten the prompt"
             )
         longest = min(longest, room)
     return longest

@@ -1,28 +1,43 @@
 """`npusim plan`: KV memory of a model at any length, nothing allocated."""
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import replace
 
 from npusim.cache_plan import LayerCache, plan_caches
 from npusim.cli.config_help import config_keys
 from npusim.cli.output import Json, new_table, plain, print_json, stdout
-from npusim.cli.parsers import Subparsers, add_command, add_config_option, at_least, parse_config
+from npusim.cli.parsers import (
+    Subparsers,
+    add_command,
+    add_config_option,
+    at_least,
+    parse_config,
+)
+from npusim.cli.tables import print_table
 from npusim.config import LLMConfig
 from npusim.config_choices import KVLayout
+from npusim.config_options import MAX_PROMPT_LEN, MIN_RESPONSE_LEN
 from npusim.config_values import ConfigValue
+from npusim.errors import ConfigError
 from npusim.model_file import read_model
 from npusim.model_spec import ModelSpec, read_spec
 
+LAYOUT_KEY, DEFAULT_LAYOUT = "NPUSIM_KV_LAYOUT", KVLayout.RING.value
+
 DESCRIPTION = """\
-Show how many bytes of KV cache a model needs at a context length: every layer linear,
-and with the layout asked for, which gives windowed layers buffers of their window's size.
-Nothing is compiled or allocated; a request allocates exactly these bytes."""
+Show how many bytes of KV cache a model needs at a context length: every layer
+linear, and with the layout asked for, which gives windowed layers buffers of
+their window's size. Nothing is compiled or allocated; a request allocates
+exactly these bytes."""
 
 EPILOG = f"""\
 examples:
   npusim plan model.onnx --max-length 131072
-  npusim plan model.onnx --layout ROLLING -c NPUSIM_KV_SLACK=16 -c NPUSIM_KV_PRECISION=F16
+  npusim plan model.onnx --layout ROLLING -c NPUSIM_KV_SLACK=16
   npusim plan model.onnx --json | jq .total_nbytes
+
+exit code: 0, 2 for wrong usage or an unusable file
 
 {config_keys()}"""
 
@@ -43,8 +58,7 @@ def register(subparsers: Subparsers) -> None:
         "--layout",
         type=str.upper,
         choices=[layout.value for layout in KVLayout],
-        default=KVLayout.RING.value,
-        help="slots of windowed layers (default: %(default)s)",
+        help=f"slots of windowed layers, as -c {LAYOUT_KEY} (default: {DEFAULT_LAYOUT})",
     )
     add_config_option(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
@@ -66,11 +80,22 @@ def execute(options: argparse.Namespace) -> int:
 
 def _config(options: argparse.Namespace, spec: ModelSpec) -> LLMConfig:
     """The settings with the length and layout of the command line; a length needs no rotary tables."""
-    settings: dict[str, ConfigValue] = {"NPUSIM_KV_LAYOUT": options.layout, **parse_config(options.config)}
+    settings: dict[str, ConfigValue] = {**parse_config(options.config)}
+    if options.layout is not None:
+        _refuse_both("--layout", LAYOUT_KEY, settings)
+        settings[LAYOUT_KEY] = options.layout
+    settings.setdefault(LAYOUT_KEY, DEFAULT_LAYOUT)
     if options.max_length is None:
         return LLMConfig.from_mapping(settings).fitted(spec.max_positions)
-    sized = {"NPUW_LLM_MAX_PROMPT_LEN": options.max_length, "NPUW_LLM_MIN_RESPONSE_LEN": 1}
+    sized = {MAX_PROMPT_LEN: options.max_length, MIN_RESPONSE_LEN: 1}
+    for key in sized:
+        _refuse_both("--max-length", key, settings)
     return LLMConfig.from_mapping({**settings, **sized}).fitted(None)
+
+
+def _refuse_both(option: str, key: str, settings: Mapping[str, ConfigValue]) -> None:
+    if key in settings:
+        raise ConfigError(f"{option} and -c {key}={settings[key]} set the same; give one of the two")
 
 
 def _total(caches: tuple[LayerCache, ...]) -> int:
@@ -86,7 +111,7 @@ def _print_report(config: LLMConfig, chosen: tuple[LayerCache, ...], linear: tup
     for cache, full in zip(chosen, linear, strict=True):
         layer = cache.layer
         cells = (
-            str(layer.index),
+            str(layer.number),
             "-" if layer.local_window_size < 0 else str(layer.local_window_size),
             f"{layer.kv_num_heads} x {layer.head_size} {cache.cache_type.get_type_name()}",
             cache.key_layout.name,
@@ -96,7 +121,7 @@ def _print_report(config: LLMConfig, chosen: tuple[LayerCache, ...], linear: tup
         )
         table.add_row(*(plain(cell) for cell in cells))
     console = stdout()
-    console.print(table)
+    print_table(console, table)
     total, all_linear = _total(chosen), _total(linear)
     console.print(
         plain(
@@ -121,6 +146,7 @@ def _report_json(
         "layers": [
             {
                 "index": cache.layer.index,
+                "number": cache.layer.number,
                 "name": cache.layer.name,
                 "local_window_size": cache.layer.local_window_size,
                 "layout": cache.key_layout.name,

@@ -11,6 +11,7 @@ import npusim
 from npusim import byte_vocabulary, speculative
 from npusim.cli.compiling import GenerationSizes, compile_models
 from npusim.cli.config_help import config_keys
+from npusim.cli.drafting import LOOKUP, add_draft_options, draft_path
 from npusim.cli.output import Json, print_fields, print_json, progress, stdout
 from npusim.cli.parsers import (
     DEFAULT_NUM_DRAFT,
@@ -21,14 +22,13 @@ from npusim.cli.parsers import (
     at_least,
     parse_config,
     probability,
+    refuse_idle,
     temperature,
     token_ids,
     utf8_text,
 )
 from npusim.cli.tracing import check_can_trace, tracing
-from npusim.errors import ConfigError, InputError
-
-LOOKUP = "lookup"
+from npusim.errors import InputError
 
 DESCRIPTION = """\
 Generate from a prompt on the simulated NPU: a prefill graph takes the prompt, a
@@ -111,17 +111,7 @@ def register(subparsers: Subparsers) -> None:
 
 def _add_draft_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("speculative decoding")
-    group.add_argument(
-        "--draft",
-        metavar="MODEL|lookup",
-        help="guess ahead with this ONNX model, or with what followed the last tokens earlier in the text",
-    )
-    group.add_argument(
-        "--num-draft",
-        metavar="N",
-        type=at_least(1),
-        help=f"tokens to guess per step (default {DEFAULT_NUM_DRAFT})",
-    )
+    add_draft_options(group)
     group.add_argument(
         "--draft-trace", metavar="FILE", type=Path, help="as --trace, of the calls of the draft model"
     )
@@ -151,24 +141,14 @@ def execute(options: argparse.Namespace) -> int:
 def _check_options(options: argparse.Namespace) -> None:
     """Raises ConfigError for an option that would do nothing, TraceError for a trace that cannot be."""
     if options.draft is None:
-        _refuse_idle(options, "--draft", "--num-draft", "--draft-trace")
+        refuse_idle(options, "--draft", "--num-draft", "--draft-trace")
     elif options.draft == LOOKUP:
-        _refuse_idle(options, "a draft model", "--draft-trace")
+        refuse_idle(options, "a draft model", "--draft-trace")
     if options.temperature == 0:
-        _refuse_idle(options, "a --temperature above 0", "--top-k", "--top-p", "--seed")
-    models = (options.model, _draft_path(options))
+        refuse_idle(options, "a --temperature above 0", "--top-k", "--top-p", "--seed")
+    models = (options.model, draft_path(options.draft))
     check_can_trace(options.trace, models)
     check_can_trace(options.draft_trace, (*models, options.trace))
-
-
-def _refuse_idle(options: argparse.Namespace, needed: str, *names: str) -> None:
-    for name in names:
-        if getattr(options, name.lstrip("-").replace("-", "_")) is not None:
-            raise ConfigError(f"{name} does nothing without {needed}; give that too, or leave {name} out")
-
-
-def _draft_path(options: argparse.Namespace) -> Path | None:
-    return None if options.draft in (None, LOOKUP) else Path(options.draft)
 
 
 def _run(options: argparse.Namespace) -> RunResult:
@@ -180,7 +160,7 @@ def _run(options: argparse.Namespace) -> RunResult:
         max_new_tokens=options.max_new_tokens,
         block_len=num_draft + 1 if options.draft else 1,
     )
-    paths = [path for path in (options.model, _draft_path(options)) if path is not None]
+    paths = [path for path in (options.model, draft_path(options.draft)) if path is not None]
     compiled = compile_models(paths, parse_config(options.config), sizes)
     request = compiled.models[0].create_infer_request()
     eos_token_id = _eos_token_id(options, request.vocab_size)
@@ -234,7 +214,7 @@ def _eos_token_id(options: argparse.Namespace, vocab_size: int) -> int | None:
 @contextmanager
 def _drafter(options: argparse.Namespace, draft: npusim.CompiledLLM) -> Iterator[speculative.Drafter | None]:
     """The drafter that was asked for; the calls of a draft model are traced meanwhile."""
-    path = _draft_path(options)
+    path = draft_path(options.draft)
     if path is None:
         yield speculative.PromptLookup() if options.draft else None
         return

@@ -49,12 +49,14 @@ class Backend(Protocol):
 class BackendSetup:
     """What a backend is made from.
 
-    path: ONNX or OpenVINO IR file. max_length: the most tokens that will be stored. channels: by past input,
-    the size of its last dimension. npuw_config: as `npusim.npuw.compile_model` takes it. tapped: whether the
-    attention of every layer is to come behind the logits.
+    path: ONNX or OpenVINO IR file. vocab_size: that of the simulated model, and so of any that is compared.
+    max_length: the most tokens that will be stored. channels: by past input, the size of its last dimension.
+    npuw_config: as `npusim.npuw.compile_model` takes it. tapped: whether the attention of every layer is to
+    come behind the logits.
     """
 
     path: Path
+    vocab_size: int
     max_length: int
     channels: Mapping[str, int]
     npuw_config: Mapping[str, ConfigValue]
@@ -130,6 +132,10 @@ def _failures_named(position: int) -> Iterator[None]:
 
 def _onnxruntime_model(setup: BackendSetup) -> OnnxRuntimeModel:
     model = load_onnx(setup.path)
+    shapes = {port.name: port.type.tensor_type.shape.dim for port in model.graph.output}
+    for last in shapes.get("logits", ())[-1:]:
+        if last.HasField("dim_value"):  # else the first rows tell
+            check_vocabulary(setup.vocab_size, last.dim_value)
     if setup.tapped:
         tap_onnx(model)
     return OnnxRuntimeModel(
@@ -155,9 +161,22 @@ def _openvino_backend(setup: BackendSetup) -> Backend:
 
 def _openvino_model(setup: BackendSetup) -> ov.Model:
     model = read_model(setup.path)
+    shapes = [port.get_partial_shape() for port in model.outputs if "logits" in port.get_names()]
+    for shape in shapes:
+        if shape.rank.is_static and shape[-1].is_static:
+            check_vocabulary(setup.vocab_size, shape[-1].get_length())
     if setup.tapped:
         tap(model, attention_outputs(model))
     return model
+
+
+def check_vocabulary(ours: int, theirs: int) -> None:
+    """ModelError where the logits of a model are of another width than the simulator's."""
+    if theirs != ours:
+        raise ModelError(
+            f"its logits are of {theirs} token ids, those of the simulated model of {ours}; compare models "
+            "of one vocabulary"
+        )
 
 
 def last_line(error: RuntimeError) -> str:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from npusim.compare.taps import Rows
 from npusim.speculative import Drafter, Step, generate
 from npusim.speculative.target import Target, TokenArray
+from npusim.speculative.wrapped import WrappedTarget
 from npusim.stage import Stage
 
 
@@ -68,11 +69,11 @@ class _EnoughSteps(Exception):  # noqa: N818 - no error: ends a generation that 
     """As many steps as asked for have been made."""
 
 
-class _Recorder:
-    """A target that hands calls on and keeps them."""
+class _Recorder(WrappedTarget):
+    """A target that keeps its calls."""
 
     def __init__(self, target: Target, num_steps: int) -> None:
-        self._target = target
+        super().__init__(target)
         self._limit = 1 + num_steps
         self._last: tuple[TokenArray, int, Rows] | None = None
         self.calls: list[Call] = []
@@ -93,39 +94,10 @@ class _Recorder:
         if len(self.calls) == self._limit:
             raise _EnoughSteps
 
-    @property
-    def capacity(self) -> int:
-        return self._target.capacity
-
-    @property
-    def max_generation_tokens(self) -> int:
-        return self._target.max_generation_tokens
-
-    @property
-    def max_prompt_len(self) -> int:
-        return self._target.max_prompt_len
-
-    @property
-    def vocab_size(self) -> int:
-        return self._target.vocab_size
-
-    @property
-    def num_stored_tokens(self) -> int:
-        return self._target.num_stored_tokens
-
     def infer(
         self, inputs: Mapping[str, TokenArray], *, share_outputs: bool = False
     ) -> Mapping[str, npt.NDArray[np.floating]]:
-        outputs = self._target.infer(inputs, share_outputs=share_outputs)
+        outputs = super().infer(inputs, share_outputs=share_outputs)
         position = int(inputs["position_ids"][0, 0])
         self._last = (inputs["input_ids"][0], position, np.array(outputs["logits"][0]))
         return outputs
-
-    def can_trim(self, num_tokens: int) -> bool:
-        return self._target.can_trim(num_tokens)
-
-    def trim(self, num_tokens: int) -> int:
-        return self._target.trim(num_tokens)
-
-    def reset_state(self) -> None:
-        self._target.reset_state()

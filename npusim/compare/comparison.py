@@ -1,5 +1,6 @@
 """The whole comparison: record the simulator's calls, make them on every backend, look into the layers."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +36,8 @@ class Comparison:
     model: the simulator's. candidate: what the backends run, the same file where it is None. kinds: backends,
     each of which must be usable; None takes those that are. max_abs_difference: between logits that agree,
     None for what the backend's arithmetic allows.
+
+    Raises ConfigError for a max_abs_difference that is below 0 or not finite.
     """
 
     model: Path
@@ -48,6 +51,11 @@ class Comparison:
     kinds: Sequence[BackendKind] | None = None
     layers: bool = False
     max_abs_difference: float | None = None
+
+    def __post_init__(self) -> None:
+        tolerance = self.max_abs_difference
+        if tolerance is not None and not (math.isfinite(tolerance) and tolerance >= 0):
+            raise ConfigError(f"a tolerance of {tolerance:g}; give a finite number of at least 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +149,7 @@ def _report(
 def _setup(asked: Comparison, spec: ModelSpec, max_length: int) -> BackendSetup:
     return BackendSetup(
         path=asked.candidate or asked.model,
+        vocab_size=spec.vocab_size,
         max_length=max_length,
         channels={
             name: layer.cache_channels for layer in spec.layers for name in (layer.past_key, layer.past_value)

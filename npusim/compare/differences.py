@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from npusim.compare.backends import Backend
+from npusim.compare.backends import Backend, check_vocabulary
 from npusim.compare.calls import Call
 from npusim.compare.taps import Rows
 from npusim.errors import ModelError, NpuSimError
@@ -96,7 +96,7 @@ class BackendDifferences:
 def compare_calls(calls: Sequence[Call], backend: Backend, tolerance: Tolerance) -> BackendDifferences:
     """Make the calls on a backend at the start of a conversation, up to the first that it refuses.
 
-    Raises ModelError where that is the very first.
+    Raises ModelError where that is the very first, and for a model of another vocabulary.
     """
     steps: list[StepDifference] = []
     refusal = ""
@@ -108,6 +108,7 @@ def compare_calls(calls: Sequence[Call], backend: Backend, tolerance: Tolerance)
                 raise ModelError(f"not even the prompt can be run: {error}") from error
             refusal = str(error)
             break
+        check_vocabulary(call.logits.shape[1], rows.shape[1])
         steps.append(_difference(call, rows))
     largest = max(float(np.abs(call.logits).max()) for call in calls)
     return BackendDifferences(steps=tuple(steps), limit=tolerance.of_logits(largest), refusal=refusal)

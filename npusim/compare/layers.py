@@ -15,6 +15,7 @@ from npusim.compare.taps import Rows, attention_outputs, cut, tap
 from npusim.compiled_llm import compile_model
 from npusim.config_values import ConfigValue
 from npusim.errors import ModelError, NpuSimError
+from npusim.layer_numbers import layer_numbers
 from transforms import GQANode, find_gqa, read_gqa
 
 MOST_ROWS = 8
@@ -23,9 +24,13 @@ MOST_ROWS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class LayerDifference:
-    """One layer. limit: the greatest difference that is agreement; position: of the row that differs most."""
+    """One layer. limit: the greatest difference that is agreement; position: of the row that differs most.
+
+    index: its place in the order of execution. number: what it goes by (`layer_numbers`).
+    """
 
     index: int
+    number: int
     name: str
     local_window_size: int
     max_abs_difference: float
@@ -65,6 +70,7 @@ class LayerProbe:
         self._config = config
         self._calls = calls
         self._layers = [read_gqa(node) for node in find_gqa(model)]
+        self._numbers = layer_numbers([gqa.node.output(1).get_any_name() for gqa in self._layers])
         tapped = model.clone()
         self._widths = tap(tapped, attention_outputs(tapped))
         simulator = _simulator(tapped, config)
@@ -116,6 +122,7 @@ class LayerProbe:
         largest = max(float(np.abs(rows[index]).max()) for rows in self._ours)
         return LayerDifference(
             index=index,
+            number=self._numbers[index],
             name=gqa.name,
             local_window_size=gqa.local_window_size,
             max_abs_difference=distances[call, position],

@@ -2,54 +2,28 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from bench_sizes import SHAPE, SIZES
 from ort_runner import OrtModel
 
 import npusim
-from npusim import ConfigError, ModelError, npuw, onnxruntime_backend
-from npusim.bench import goals
+from npusim import ConfigError, ModelError, NpuSimError, npuw
 from npusim.bench.conversation import Conversation, NpusimSteps, NPUWSteps, OrtSteps, Runtime, start
-from npusim.bench.goal import GoalRow, GoalSetting, GoalSizes, at_least, at_most
+from npusim.bench.goal import GoalRow, GoalSetting, at_least, at_most
 from npusim.bench.goal_models import start_goals
 from npusim.bench.layers import LayerCase, LoweredLayers, OrtLayers
 from npusim.bench.machine import describe_machine
+from npusim.bench.ort import OrtSession
 from npusim.bench.report import measure_contexts
-from npusim.bench.synthetic import AttentionShape, ModelShape, build_model, save
+from npusim.bench.synthetic import AttentionShape, build_model, save
 from npusim.bench.timing import Plan, Samples, Verdict, interleave, ratio_of
-from npusim.cli.main import main
 from npusim.model_file import read_model
 from npusim.model_spec import read_spec
 from transforms import KeyLayout
-
-SHAPE = ModelShape(
-    attention=AttentionShape(num_heads=6, kv_num_heads=2, head_size=16, local_window_size=5),
-    hidden_size=24,
-    num_layers=3,
-    intermediate_size=40,
-    vocab_size=31,
-    max_positions=80,
-    seed=4,
-)
-SIZES = GoalSizes(
-    layer=AttentionShape(num_heads=6, kv_num_heads=2, head_size=8),
-    layer_contexts=(16, 24),
-    window=4,
-    chain_length=2,
-    model=replace(SHAPE, attention=replace(SHAPE.attention, local_window_size=-1)),
-    prompt=9,
-    num_steps=12,
-    flat_contexts=(12, 20, 30),
-    large_model=replace(SHAPE, num_layers=2, max_positions=300),
-    new_tokens=7,
-    plan=Plan(rounds=2, burst=2),
-)
-TINY_MODEL = "--layers 2 --hidden 16 --heads 2 --kv-heads 1 --head-size 16 --vocab 20 --rounds 2 --tokens 6"
 
 
 @pytest.fixture(scope="module")
@@ -87,12 +61,43 @@ def test_npusim_and_onnxruntime_agree_on_it(model: Path) -> None:
     [
         ({"num_heads": 5}, "5 query heads, 2 key-value heads"),
         ({"head_size": 7}, "head size 7; rotary needs an even one"),
-        ({"local_window_size": 0}, "window 0; give 1 or more"),
+        ({"local_window_size": 0}, "window 0; give 1 to 2,147,483,647"),
+        ({"local_window_size": 2**31}, "window 2147483648; give 1 to 2,147,483,647"),
     ],
 )
 def test_a_shape_that_cannot_be_is_refused(changes: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         AttentionShape(**{"num_heads": 6, "kv_num_heads": 2, "head_size": 8, **changes})
+
+
+@pytest.mark.parametrize(
+    "changes", [{"hidden_size": 10**9}, {"vocab_size": 10**11}, {"max_positions": 10**11}]
+)
+def test_a_model_larger_than_the_machine_is_not_begun(changes: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=r"a model of [\d,.]+ GiB; this machine has room for one of"):
+        build_model(replace(SHAPE, **changes))
+
+
+def test_layers_beyond_counting_are_refused() -> None:
+    with pytest.raises(ConfigError, match="1,001 layers; at most 1,000 are made"):
+        replace(SHAPE, num_layers=1001)
+
+
+def test_the_size_of_a_model_is_known_beforehand(model: Path) -> None:
+    written = model.with_name("synthetic.onnx.data").stat().st_size
+    assert written <= SHAPE.nbytes < model.stat().st_size + written
+
+
+def test_what_onnxruntime_refuses_is_said() -> None:
+    with pytest.raises(ModelError, match="ONNX Runtime cannot load the model"):
+        OrtSession(b"no model")
+    case = LayerCase(shape=SIZES.layer, capacity=4, stored=2)
+    session = OrtSession(case.build().SerializeToString())
+    for name, array in case.inputs().items():
+        session.bind(name, array[:, :0] if name == "query" else array)
+    session.bind_output("attention", (1, 1, SIZES.layer.query_size))
+    with pytest.raises(NpuSimError, match="ONNX Runtime failed"):
+        session.run()
 
 
 @pytest.mark.parametrize("layout", [KeyLayout.LINEAR, KeyLayout.GATHERED, KeyLayout.RING])
@@ -168,7 +173,10 @@ class Counting:
 
 def test_every_candidate_runs_in_every_round() -> None:
     candidates = {"a": Counting(), "b": Counting()}
-    samples = interleave(candidates, Plan(rounds=4, burst=3, warmup=2))
+    done: list[int] = []
+    plan = Plan(rounds=4, burst=3, warmup=2)
+    samples = interleave(candidates, plan, on_round=lambda: done.append(candidates["b"].calls))
+    assert done == [5, 10, 15, 20]
     for name, candidate in candidates.items():
         assert candidate.prepared == [5] * 4
         assert candidate.calls == 20
@@ -229,101 +237,6 @@ def test_goals_know_their_side() -> None:
     assert not replace(row, ratio=None).reached
     assert replace(row, goal=at_most(2.0)).reached
     assert not replace(row, goal=at_most(1.9)).reached
-
-
-def test_the_suite_measures_every_goal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("npusim.cli.bench.FULL_SIZES", SIZES)
-    code = main(["bench", "--suite", "goals", "--json"])
-    report = json.loads(capsys.readouterr().out)
-    rows = report["goals"]
-    assert len(rows) == 18
-    assert len({row["name"] for row in rows}) == 18
-    assert code == (0 if all(row["reached"] for row in rows) else 1)
-    for row in rows:
-        assert set(row) == {"name", "ratio", "spread", "best", "goal", "reached", "note"}
-        assert row["note"] or row["ratio"] > -1
-        if "peak memory" in row["name"]:
-            assert row["ratio"] > 10  # the plugin alone is larger than this model
-        sense, limit, *_ = row["goal"].split()
-        if row["ratio"] is not None:
-            reached = row["ratio"] >= float(limit) if sense == ">=" else row["ratio"] <= float(limit)
-            assert row["reached"] == reached
-
-
-def test_the_suite_in_parts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("npusim.cli.bench.FULL_SIZES", SIZES)
-    monkeypatch.setitem(goals.GROUPS, "flat", lambda _: [GoalRow(name="one", goal=at_least(3), ratio=3.5)])
-    assert main(["bench", "--suite", "goals", "--groups", "flat"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split() == ["one", "3.5", ">=", "3", "x", "yes"]
-
-
-def test_the_command(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [
-        "bench",
-        str(model),
-        "--context",
-        "8,20",
-        "--against",
-        "device,ort",
-        "--rounds",
-        "2",
-        "--json",
-    ]
-    assert main([*arguments, "--tokens", "6"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert [each["context"] for each in report["contexts"]] == [8, 20]
-    for context in report["contexts"]:
-        names = [each["runtime"] for each in context["runtimes"]]
-        assert names == ["npusim", "device", "ort"]
-        assert context["limit_seconds"] == context["bytes_per_step"] / report["machine"]["bandwidth"]
-        ours, device, ort = context["runtimes"]
-        assert (ours["ratio"], ours["verdict"]) == (1, "no difference")
-        assert 0 < ours["host_share"] < 1
-        assert 0 < device["host_share"] < 1
-        assert ort["host_share"] is None
-        assert ort["tokens_per_second"] == 1 / ort["seconds"]
-
-
-def test_a_synthetic_model_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = f"bench {TINY_MODEL} --window 3 --context 9 -c NPUSIM_KV_LAYOUT=RING".split()
-    assert main(arguments) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines[1:4]] == [["9", "npusim"], ["9", "device"], ["9", "limit"]]
-    assert "npusim" in lines[2].split()[2:]
-
-
-def test_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
-    path = tmp_path / "sweep.png"
-    assert main(f"bench {TINY_MODEL} --context 4,8 --plot {path}".split()) == 0
-    assert path.read_bytes().startswith(b"\x89PNG")
-    assert "limit" in capsys.readouterr().out
-
-
-def test_matplotlib_is_loaded_for_pictures_alone(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert main(["bench", "--plot", "x.png"]) == 2
-    assert "pip install 'npusim[plot]'" in capsys.readouterr().err
-
-
-def test_without_onnxruntime(
-    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(onnxruntime_backend, "unavailable_reason", lambda: "onnxruntime is not installed")
-    assert main(["bench", str(model), "--against", "ort"]) == 2
-    assert "ort: onnxruntime is not installed" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("arguments", ["--against cuda", "--groups warp", "--context 8,x", "--context 0"])
-def test_wrong_usage(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["bench", *arguments.split()])
-    assert "error: argument" in capsys.readouterr().err
 
 
 def test_a_start_that_fails_says_why(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ def test_json(run_json):
     assert report["runs"] is True
     assert report["layers"][2] == {
         "index": 2,
+        "number": 2,
         "name": "/model/layers.2/attn/GroupQueryAttention",
         "num_heads": 4,
         "kv_num_heads": 2,

@@ -1,9 +1,11 @@
 """The column of `npusim check` that says what NPUW does with the op itself."""
 
+import io
 import json
 
 import pytest
 from model_files import READABLE, UNREADABLE
+from rich.console import Console
 
 from npusim.cli import check as check_command
 from npusim.cli.main import main
@@ -33,6 +35,18 @@ def test_the_column_and_what_npuw_said(capsys: pytest.CaptureFixture[str], asked
     column = lines[0].index("native NPUW")
     assert [line[column:].split()[0] for line in lines[1:5]] == ["refuses", "right", "refuses", "right"]
     assert lines[5] == "native NPUW, layers 0, 2: refuses: it has [no] window"
+    assert asked == [0, 1, 2, 3]
+
+
+def test_a_narrow_terminal_gets_every_column(monkeypatch: pytest.MonkeyPatch, asked: list[int]) -> None:
+    console = Console(file=io.StringIO(), width=80, highlight=False)
+    monkeypatch.setattr(check_command, "stdout", lambda: console)
+    assert main(["check", str(READABLE["gptoss_attention"]), "--probe-npuw"]) == 0
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert lines[0].split()[-2:] == ["KV", "cache"]
+    assert lines[6].split() == ["layer", "native", "NPUW", "refused"]
+    assert [line.split() for line in lines[7:9]] == [["0", "refuses", "-"], ["1", "right", "-"]]
     assert asked == [0, 1, 2, 3]
 
 

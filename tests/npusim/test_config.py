@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
 import pytest
+from model_files import READABLE
 
-from npusim.config import OPTIONS, LLMConfig
+import npusim
+from npusim.config import LLMConfig
 from npusim.config_choices import Execution, GenerateHint, KVLayout, KVPrecision, PrefillHint, Profile
-from npusim.errors import ConfigError, NpuSimError
+from npusim.config_options import OPTIONS
+from npusim.errors import ConfigError
 from npusim.layout import CommitPolicy
 
 FULL = {
@@ -37,7 +41,7 @@ def parsed(key: str, value: object) -> LLMConfig:
 
 
 def test_every_key_is_read() -> None:
-    assert set(FULL) == {option.key for option in OPTIONS}
+    assert set(FULL) == {option.key for option in OPTIONS if option.field is not None}
     assert LLMConfig.from_mapping(FULL) == LLMConfig(
         max_prompt_len=48,
         min_response_len=17,
@@ -162,6 +166,27 @@ def test_modes(key: str, allowed: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "values", "wrong", "message"),
+    [
+        ("NPU_USE_NPUW", ["YES", "yes", True], "NO", "YES is the only choice"),
+        ("NPUW_LLM", ["YES", "TRUE", 1], False, "YES is the only choice"),
+        ("NPUW_LLM", ["1"], "perhaps", "YES or NO is needed"),
+        ("NPUW_DEVICES", ["CPU", "NPU,CPU", "NPU.0,GPU.1"], "CPU,", "a list of devices is needed"),
+        ("NPUW_DEVICES", ["GPU"], "", "a list of devices is needed"),
+    ],
+)
+def test_keys_of_npuw_that_have_no_effect(
+    key: str, values: list[object], wrong: object, message: str
+) -> None:
+    """They are no part of the configuration, so that one reads the same with and without them."""
+    for value in values:
+        assert parsed(key, value) == LLMConfig()
+        assert key not in parsed(key, value).to_mapping()
+    with pytest.raises(ConfigError, match=f"{key}={wrong!r}; .*{message}"):
+        parsed(key, wrong)
+
+
+@pytest.mark.parametrize(
     ("key", "nearest"),
     [
         ("NPUW_LLM_MAX_PROMT_LEN", "NPUW_LLM_MAX_PROMPT_LEN"),
@@ -174,8 +199,22 @@ def test_modes(key: str, allowed: str) -> None:
 def test_an_unknown_key_is_refused_with_the_nearest(key: str, nearest: str) -> None:
     with pytest.raises(ConfigError, match=f"unknown config key '{key}'; the nearest known one is {nearest}$"):
         parsed(key, "4")
-    with pytest.raises(NpuSimError, match="unknown config key 3; the nearest"):
-        LLMConfig.from_mapping({3: 4})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("compile_model", [npusim.compile_model, npusim.npuw.compile_model])
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ([], "the config is a list; give a mapping"),
+        ("NPUSIM_COMMIT=EAGER", "the config is a str; give a mapping"),
+        ({3: 4}, "config key 3 is a int; keys are text"),
+    ],
+)
+def test_a_config_is_a_mapping_with_keys_of_text(
+    compile_model: Callable[..., object], config: object, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        compile_model(READABLE["llama"], config)
 
 
 def test_a_chunk_must_fit_into_the_prompt() -> None:

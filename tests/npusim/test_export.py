@@ -6,10 +6,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import onnx
 import openvino as ov
 import pytest
 import stateful_runs as runs
 from model_files import READABLE, UNREADABLE
+from onnx_edits import of_float16
 from ort_runner import OrtModel
 
 import npusim
@@ -46,7 +48,10 @@ def test_files_and_summary(tmp_path: Path) -> None:
     assert all((verdict is NativeVerdict.NOT_PROBED) == (asked is not None) for verdict in verdicts)
     assert NOT_ASKED not in [exported.native for exported in summary.layers]
     assert "the pipeline takes token ids" in summary.notes[0]
-    assert "NPUW_ONLINE_PIPELINE=NONE" in summary.notes[1]
+    assert "give max_new_tokens or eos_token_id" in summary.notes[1]
+    assert "NPUW_ONLINE_PIPELINE=NONE" in summary.notes[2]
+    generation = json.loads((summary.folder / "generation_config.json").read_text())
+    assert generation == {"max_length": 512}
     config = json.loads((summary.folder / "config.json").read_text())
     assert config["num_hidden_layers"] == 4
     assert config["sliding_window"] == 8
@@ -106,7 +111,7 @@ def test_special_tokens_of_the_model_builder_are_kept(tmp_path: Path) -> None:
     noted.write_text(json.dumps({"model": {"bos_token_id": 3, "eos_token_id": [4, 5], "vocab_size": 259}}))
     export(source, tmp_path / "out", tokenizer=Tokenizer.NONE, probe_native=False)
     written = json.loads((tmp_path / "out" / "generation_config.json").read_text())
-    assert written == {"bos_token_id": 3, "eos_token_id": [4, 5]}
+    assert written == {"bos_token_id": 3, "eos_token_id": [4, 5], "max_length": 512}
     noted.write_text("{")
     with pytest.raises(ModelError, match="not a configuration of onnxruntime-genai"):
         export(source, tmp_path / "second", tokenizer=Tokenizer.NONE, probe_native=False)
@@ -132,11 +137,33 @@ def test_a_folder_in_use_is_not_overwritten_unasked(tmp_path: Path) -> None:
     assert (tmp_path / "openvino_model.bin").stat().st_mtime_ns == before
     export(READABLE["swa_draft"], tmp_path, overwrite=True, probe_native=False)
     assert json.loads((tmp_path / "config.json").read_text())["num_hidden_layers"] == 2
+    summary = export(
+        READABLE["swa_draft"], tmp_path, overwrite=True, tokenizer=Tokenizer.NONE, probe_native=False
+    )
+    assert "the tokenizer that was in the folder was left there" in summary.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("file", "a file; give a folder"),
+        ("file/below", r"cannot be written \(Not a directory\)"),
+        ("x" * 300, r"cannot be written \(File name too long\)"),
+        ("taken", r"taken: cannot be written \(.*openvino_model\.xml"),
+    ],
+)
+def test_folders_that_cannot_be_written_to(name: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="a file; give a folder"):
-        export(READABLE["llama"], tmp_path / "file", probe_native=False)
-    with pytest.raises(ConfigError, match="cannot be made"):
-        export(READABLE["llama"], tmp_path / "file" / "below", probe_native=False)
+    (tmp_path / "taken" / "openvino_model.xml").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=message):
+        export(READABLE["llama"], tmp_path / name, overwrite=True, probe_native=False)
+
+
+def test_a_folder_without_a_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="has no name"):
+        export(READABLE["llama"], "", probe_native=False)
+    assert files_in(tmp_path) == []
 
 
 NPU: Mapping[str, str | int] = {
@@ -185,6 +212,35 @@ def test_genai_on_the_cpu_gives_the_simulator_s_text(
 
     pipeline = openvino_genai.LLMPipeline(pair[0], "CPU", ATTENTION_BACKEND=backend, **F32)
     assert pipeline.generate(PROMPT, max_new_tokens=NEW_TOKENS, apply_chat_template=False) == expected
+
+
+@needs_genai
+def test_what_was_exported_ends_by_itself(tmp_path: Path) -> None:
+    """A model of random weights never says the end token; its positions are the limit."""
+    import openvino_genai
+
+    export(READABLE["llama"], tmp_path, probe_native=False)
+    pipeline = openvino_genai.LLMPipeline(tmp_path, "CPU", ATTENTION_BACKEND="SDPA", **F32)
+    config = pipeline.get_generation_config()
+    assert (config.max_length, config.eos_token_id) == (512, END_TOKEN)
+
+
+@needs_genai
+@pytest.mark.parametrize("device", ["CPU", pytest.param("NPU", marks=needs_npuw)])
+def test_a_float16_model(device: str, tmp_path: Path) -> None:
+    import openvino_genai
+
+    path = tmp_path / "half.onnx"
+    model = onnx.load(READABLE["swa_target"])
+    of_float16(model)
+    onnx.save(model, path)
+    export(path, tmp_path / "out", probe_native=False)
+    request = npusim.compile_model(path, {"NPUW_LLM_MAX_PROMPT_LEN": 64}).create_infer_request()
+    tokens = npusim.generate(request, encode(PROMPT), max_new_tokens=12).tokens
+    properties = F32 if device == "CPU" else NPU
+    pipeline = openvino_genai.LLMPipeline(tmp_path / "out", device, **properties)
+    text = pipeline.generate(PROMPT, max_new_tokens=12, apply_chat_template=False)
+    assert str(text) == decode(tokens)
 
 
 @needs_genai

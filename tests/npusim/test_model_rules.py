@@ -9,7 +9,7 @@ import onnx
 import openvino as ov
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
-from onnx_edits import Edit, attention, inside_an_if, unchanged
+from onnx_edits import Edit, attention, inside_an_if, unchanged, with_numbers_of_layers
 from tiny_model import TinyModel, build
 
 from npusim import ModelError
@@ -148,25 +148,6 @@ def test_tables_outside_the_ops_limit_the_positions(offset: int | None, position
     assert read_spec(read(unchanged, model)).max_positions == 40
 
 
-def with_numbers_of_layers(numbers: tuple[int, int, int]) -> Edit:
-    def edit(model: ModelProto) -> None:
-        ports = (*model.graph.input, *model.graph.output)
-        lists = [names for node in attention(model) for names in (node.input, node.output)]
-        for port in ports:
-            port.name = renumbered(port.name)
-        for names in lists:
-            names[:] = [renumbered(name) for name in names]
-
-    def renumbered(name: str) -> str:
-        for old, new in enumerate(numbers):
-            for prefix in ("past_key_values", "present"):
-                if name.startswith(f"{prefix}.{old}."):
-                    return name.replace(f".{old}.", f".{new}.")
-        return name
-
-    return edit
-
-
 @pytest.mark.parametrize(
     ("numbers", "order"), [((0, 1, 2), [0, 1, 2]), ((0, 2, 1), [0, 2, 1]), ((12, 3, 7), [1, 2, 0])]
 )
@@ -174,3 +155,4 @@ def test_layers_are_in_the_order_of_their_numbers(numbers: tuple[int, int, int],
     layers = read_spec(read(with_numbers_of_layers(numbers))).layers
     assert [layer.name for layer in layers] == [f"attention.{index}" for index in order]
     assert [layer.index for layer in layers] == [0, 1, 2]
+    assert [layer.number for layer in layers] == sorted(numbers)

@@ -12,6 +12,7 @@ from ort_runner import OrtModel
 
 from npusim import npuw
 from npusim.errors import CapacityError, ConfigError, ModelError
+from npusim.npuw_config import read_config
 
 _UNAVAILABLE = npuw.unavailable_reason()
 pytestmark = pytest.mark.skipif(_UNAVAILABLE is not None, reason=str(_UNAVAILABLE))
@@ -75,8 +76,16 @@ def test_bad_configurations_are_refused() -> None:
         npuw.compile_model(path, {"NPUSIM_KV_LAYOUT": "RING"})
     with pytest.raises(ConfigError, match="NPUW takes powers of two"):
         npuw.compile_model(path, {"NPUW_LLM_MAX_PROMPT_LEN": 100, "NPUW_LLM_PREFILL_CHUNK_SIZE": 24})
+    with pytest.raises(ConfigError, match=r"NPU_USE_NPUW='NO'; .* YES is the only choice"):
+        npuw.compile_model(path, {"NPU_USE_NPUW": "NO"})
     with pytest.raises(ModelError, match="NPUW does not compile the model"):
         npuw.compile_model(path, {**LENGTHS, "NPUW_DEVICES": "NONE_SUCH"})
+
+
+def test_switches_are_handed_on_as_openvino_spells_them() -> None:
+    given = {"NPU_USE_NPUW": True, "NPUW_LLM": "YES", "NPUW_DEVICES": "NPU,CPU", "NPUW_F16IC": False}
+    properties = read_config(given, max_positions=None).properties
+    assert [properties[key] for key in given] == ["YES", "YES", "NPU,CPU", "NO"]
 
 
 def test_rotary_tables_bound_the_capacity() -> None:

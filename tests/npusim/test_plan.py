@@ -60,3 +60,39 @@ def test_a_window_beyond_the_capacity_stays_linear(capsys: pytest.CaptureFixture
     plan = json.loads(capsys.readouterr().out)
     assert {layer["layout"] for layer in plan["layers"]} == {"LINEAR"}
     assert plan["total_nbytes"] == plan["linear_nbytes"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            "--layout RING -c NPUSIM_KV_LAYOUT=ROLLING",
+            "--layout and -c NPUSIM_KV_LAYOUT=ROLLING set the same",
+        ),
+        (
+            "--max-length 9 -c NPUW_LLM_MAX_PROMPT_LEN=9",
+            "--max-length and -c NPUW_LLM_MAX_PROMPT_LEN=9 set the same",
+        ),
+        (
+            "--max-length 9 -c NPUW_LLM_MIN_RESPONSE_LEN=2",
+            "--max-length and -c NPUW_LLM_MIN_RESPONSE_LEN=2 set the same",
+        ),
+    ],
+)
+def test_what_is_set_twice_is_refused(
+    arguments: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(GEMMA), *arguments.split()]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "layout"),
+    [([], "RING"), (["--layout", "rolling"], "ROLLING"), (["-c", "NPUSIM_KV_LAYOUT=GATHERED"], "GATHERED")],
+)
+def test_the_layout_is_that_of_either_place(
+    arguments: list[str], layout: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(GEMMA), "--json", *arguments]) == 0
+    layers = json.loads(capsys.readouterr().out)["layers"]
+    assert [layer["layout"] for layer in layers] == [layout, layout, "LINEAR", layout]
