@@ -31,11 +31,6 @@ def describe_machine(*, tries: int = 5, buffer_bytes: int = _BUFFER_BYTES) -> Ma
     )
 
 
-def memory_bytes() -> int:
-    """All of the machine's memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def available_threads() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -12,8 +12,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from npusim.bench.machine import memory_bytes
 from npusim.errors import ConfigError
+from npusim.memory import physical_memory
 
 MICROSOFT = "com.microsoft"
 _IR_VERSION, _OPSET = 9, 17
@@ -93,11 +93,11 @@ def build_model(shape: ModelShape) -> onnx.ModelProto:
 
     Raises ConfigError for a shape that takes more than half of the machine's memory.
     """
-    room = memory_bytes() // 2  # a runtime makes copies of its own
-    if shape.nbytes > room:
+    memory = physical_memory()
+    if memory is not None and shape.nbytes > memory // 2:  # a runtime makes copies of its own
         raise ConfigError(
             f"a model of {shape.nbytes / 2**30:,.1f} GiB; this machine has room for one of "
-            f"{room / 2**30:,.1f} GiB: give smaller sizes"
+            f"{memory / 2**31:,.1f} GiB: give smaller sizes"
         )
     graph = _Graph(shape.seed)
     graph.input("input_ids", TensorProto.INT64, [1, "sequence_length"])
