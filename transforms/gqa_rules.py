@@ -10,6 +10,8 @@ from transforms.errors import DecompositionError
 
 SUPPORTED_TYPES = (ov.Type.f32, ov.Type.f16, ov.Type.bf16)
 
+_LARGEST = 2**31 - 1
+
 
 def refuse_unsupported_attributes(name: str, attributes: dict[str, object]) -> None:
     """Softcap, and a scale that is no number."""
@@ -98,11 +100,16 @@ def check_table_type(name: str, label: str, table: Output, element_type: ov.Type
 
 
 def check_window(name: str, window: int, causal: bool) -> None:
-    """W = -1 or at least 1, and then causal."""
+    """W = -1 or 1 to 2^31 - 1, and then causal."""
     if window == 0 or window < -1:
         raise DecompositionError(
             f"{name}: local_window_size={window}; a window counts the query itself, so 1 is the least, "
             "-1 is no window"
+        )
+    if window > _LARGEST:
+        raise DecompositionError(
+            f"{name}: local_window_size={window}; positions are counted in 32 bits, so {_LARGEST} is the "
+            "most, -1 is no window"
         )
     if window > 0 and not causal:
         raise DecompositionError(

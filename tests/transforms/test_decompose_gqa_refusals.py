@@ -78,6 +78,7 @@ def changed(gqa: GQA, **attributes: object) -> ov.Model:
     [
         (STATIC, {"local_window_size": 0}, "attention: local_window_size=0"),
         (STATIC, {"local_window_size": -3}, "attention: local_window_size=-3"),
+        (STATIC, {"local_window_size": 2**31}, "local_window_size=2147483648; .* so 2147483647 is the most"),
         (WINDOWED, {"causal": False}, "attention: local_window_size=4 with causal=0"),
         (replace(STATIC, num_heads=5), {}, "attention: num_heads=5, kv_num_heads=2"),
         (STATIC, {"num_heads": 8}, "query has 4 heads, the attributes say 8"),
