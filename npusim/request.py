@@ -43,7 +43,7 @@ class LLMInferRequest:
     generate step of 1..max_generation_tokens tokens. A first position below num_stored_tokens trims to it.
 
     step_listener, where set, is handed a StepRecord after each call, however it ended, apart from calls whose
-    tokens or positions cannot be read at all.
+    inputs cannot be read or contradict each other, and from interrupts.
     """
 
     def __init__(self, compiled: CompiledLLM) -> None:
@@ -197,10 +197,10 @@ class LLMInferRequest:
             return logits
         finally:
             outcome = sys.exception() if logits is None else logits
-            if self.step_listener is not None and outcome is not None:
+            if self.step_listener is not None and isinstance(outcome, np.ndarray | Exception):
                 self.step_listener(self._record(step, outcome, time.perf_counter() - began))
 
-    def _record(self, step: StepInputs, outcome: LogitsArray | BaseException, seconds: float) -> StepRecord:
+    def _record(self, step: StepInputs, outcome: LogitsArray | Exception, seconds: float) -> StepRecord:
         return record_call(
             step,
             self.kv.groups,

@@ -20,12 +20,11 @@ Port: TypeAlias = ov.Output | ov.ConstOutput
 
 @dataclass(frozen=True, eq=False)
 class StepInputs:
-    """One call as given: tokens [n], their positions [n] from `start` on, attention_mask [T] or None."""
+    """One call as given: tokens [n], their positions [n] from `start` on."""
 
     tokens: TokenArray
     start: int
     positions: TokenArray
-    attention_mask: TokenArray | None = None
 
     @property
     def stage(self) -> Stage:
@@ -67,7 +66,8 @@ def read_step(inputs: Mapping[str, TensorLike], *, num_stored_tokens: int) -> St
 
     attention_mask and position_ids may be absent; both then mean "continue at num_stored_tokens".
 
-    Raises InputError for types and shapes; whether the call can be made, `check_step` says.
+    Raises InputError for types, shapes and a mask that contradicts the positions; whether the call can be
+    made, `check_step` says.
     """
     if "input_ids" not in inputs:
         raise InputError("input_ids is missing; set it, or pass it to infer")
@@ -79,8 +79,10 @@ def read_step(inputs: Mapping[str, TensorLike], *, num_stored_tokens: int) -> St
         positions = _read_row("position_ids", inputs["position_ids"])
     if len(positions) != len(tokens):
         raise InputError(f"position_ids has {len(positions)} entries for {len(tokens)} tokens; give one each")
-    mask = _read_row("attention_mask", inputs["attention_mask"]) if "attention_mask" in inputs else None
-    return StepInputs(tokens, int(positions[0]), positions, mask)
+    step = StepInputs(tokens, int(positions[0]), positions)
+    if "attention_mask" in inputs:
+        _check_attention_mask(_read_row("attention_mask", inputs["attention_mask"]), step)
+    return step
 
 
 def check_step(step: StepInputs, *, num_stored_tokens: int, num_embeddings: int) -> None:
@@ -90,8 +92,6 @@ def check_step(step: StepInputs, *, num_stored_tokens: int, num_embeddings: int)
         bad = lowest if lowest < 0 else highest
         raise InputError(f"input_ids contains {bad}; token ids are 0..{num_embeddings - 1}")
     _check_positions(step, num_stored_tokens)
-    if step.attention_mask is not None:
-        _check_attention_mask(step.attention_mask, step.start, len(step.tokens))
 
 
 def _read_row(name: str, value: TensorLike) -> TokenArray:
@@ -131,10 +131,11 @@ def _check_positions(step: StepInputs, num_stored_tokens: int) -> None:
         )
 
 
-def _check_attention_mask(mask: TokenArray, start: int, length: int) -> None:
-    total = start + length
+def _check_attention_mask(mask: TokenArray, step: StepInputs) -> None:
+    length = len(step.tokens)
+    total = step.start + length
     if len(mask) != total or not (mask == 1).all():
         raise InputError(
-            f"attention_mask has {len(mask)} entries with sum {int(mask.sum())}; {start} tokens before the "
-            f"block and {length} in it need {total} ones, or leave the mask out"
+            f"attention_mask has {len(mask)} entries with sum {int(mask.sum())}; {step.start} tokens before "
+            f"the block and {length} in it need {total} ones, or leave the mask out"
         )

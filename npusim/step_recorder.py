@@ -22,23 +22,23 @@ def record_call(
     *,
     stored_before: int,
     times: CallTimes,
-    outcome: LogitsArray | BaseException,
+    outcome: LogitsArray | Exception,
 ) -> StepRecord:
     """The record of a call that returned logits or ended in an exception.
 
     stored_before: tokens that the call before left stored.
     """
-    failed = isinstance(outcome, BaseException)
+    failed = isinstance(outcome, Exception)
     return StepRecord(
         stage=step.stage,
         tokens=tuple(step.tokens.tolist()),
         positions=tuple(step.positions.tolist()),
-        error=type(outcome).__name__ if isinstance(outcome, BaseException) else "",
+        error=type(outcome).__name__ if isinstance(outcome, Exception) else "",
         trimmed=0 if failed or step.start == 0 else stored_before - step.start,
         windows=() if failed else _windows(groups, range(step.start, step.start + len(step.tokens))),
         host_seconds=times.host,
         graph_seconds=times.graph,
-        logits_sha256="" if isinstance(outcome, BaseException) else logits_sha256(outcome),
+        logits_sha256="" if isinstance(outcome, Exception) else logits_sha256(outcome),
     )
 
 
