@@ -75,7 +75,7 @@ def _first_reason(file: OnnxFile) -> str | None:
         return "; ".join(file.refusals.model) or None
     layer, reasons = refused[0]
     more = f" (and {len(refused) - 1} more layers, see npusim check)" if len(refused) > 1 else ""
-    return f"{layer.output}: {'; '.join(reasons)}{more}"
+    return f"{layer.name}: {'; '.join(reasons)}{more}"
 
 
 def _read_ir(path: Path) -> ov.Model:

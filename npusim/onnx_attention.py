@@ -41,15 +41,16 @@ class Rotary:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionLayer:
-    """One GroupQueryAttention node as the file has it; `output` is the tensor name of its attention.
+    """One GroupQueryAttention node as the file has it.
 
-    index: its place in the file. number: what it goes by (`layer_numbers`).
+    index: its place in the file. number: what it goes by (`layer_numbers`). name: its output's, as
+    `transforms.node_label` has it. node_name: of the ONNX node; the output's where it has none.
     """
 
     index: int
     number: int
     name: str
-    output: str
+    node_name: str
     num_heads: int
     kv_num_heads: int
     head_size: int | None
@@ -190,8 +191,8 @@ def _read_layer(
     return AttentionLayer(
         index=index,
         number=number,
-        name=node.name or node.output[0],
-        output=node.output[0],
+        name=node.output[0],
+        node_name=node.name or node.output[0],
         num_heads=num_heads,
         kv_num_heads=kv_num_heads,
         head_size=_head_size(node, num_heads, kv_num_heads, infos),
