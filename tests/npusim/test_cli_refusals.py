@@ -76,7 +76,6 @@ def test_text_for_another_vocabulary(error_of, monkeypatch):
 @pytest.mark.parametrize(
     "arguments",
     [
-        [],
         ["walk"],
         ["run", LLAMA],
         ["run", LLAMA, "--prompt-ids", ""],
