@@ -129,7 +129,10 @@ class LLMInferRequest:
                 raise InputError("logits are not there yet; call infer first")
             return ov.Tensor(self._logits, shared_memory=True)
         if known not in self._tensors:
-            raise InputError(f"tensor {known!r} was not set; set are {sorted(self._tensors)}, and logits")
+            there = ", ".join([*sorted(self._tensors), "logits"])
+            raise InputError(
+                f"tensor {known!r} was not set; set it first, or read one that is there: {there}"
+            )
         return as_tensor(known, self._tensors[known])
 
     def infer(
@@ -228,7 +231,8 @@ class LLMInferRequest:
         if length > self.max_generation_tokens:
             raise CapacityError(
                 f"a block of {length} tokens at position {start}; NPUW_LLM_MAX_GENERATION_TOKEN_LEN is "
-                f"{self.max_generation_tokens}, compile with more or split the block"
+                f"{self.max_generation_tokens}, compile with more or split the block; a new conversation "
+                "begins at position 0: give position_ids, or call reset_state first"
             )
         if start + length > self.capacity:
             raise CapacityError(
