@@ -79,10 +79,10 @@ class InferRequest(ABC):
     def infer(
         self, inputs: Mapping[str | Port, TensorLike] | None = None, *, share_outputs: bool = False
     ) -> dict[str, LogitsArray]:
-        """Run one call and return {"logits": float32 [1, n, vocab]}, one row per token unless the class says.
+        """Run one call and return {"logits": float32 [1, n, vocab]}, one row per token given.
 
-        `inputs` hold for this call alone and go before what `set_tensor` set. With share_outputs the logits
-        are a view that the next call overwrites.
+        Of a prompt there may be fewer, where the class says so. `inputs` hold for this call alone and go
+        before what `set_tensor` set. With share_outputs the logits are a view that the next call overwrites.
 
         Raises InputError, CapacityError or TrimError before anything changes; what a call that fails in its
         midst leaves, the class says.

@@ -66,9 +66,12 @@ def test_tensors_are_set_and_got(compiled: NPUWCompiledLLM, request_: NPUWInferR
     assert (got.element_type, list(got.shape)) == (ov.Type.f32, [1, 8, TINY.vocab_size])  # the newest rows
     np.testing.assert_array_equal(got.data, logits)
     assert request_.get_tensor("input_ids").data.tolist() == [PROMPT]
-    # What is passed to infer goes before, for that call alone.
+    # What is passed to infer goes before, for that call alone; what is not, as it was set.
     call(request_, [5], 10)
     assert request_.num_stored_tokens == 11
+    other = request_.infer({"input_ids": [tokens_of(10, seed=4)]})["logits"]
+    np.testing.assert_array_equal(call(request_, tokens_of(10, seed=4), 0), other)
+    call(request_, [5], 10)
     np.testing.assert_array_equal(request_.infer()["logits"], logits)
     assert request_.num_stored_tokens == 10
     request_.reset_state()
