@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -10,7 +11,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import openvino as ov
 
-from npusim.errors import InputError
+from npusim.errors import InputError, NpuSimError
 from npusim.kv_manager import CacheGroup
 from npusim.static_graph import LogitsArray
 from npusim.step_inputs import (
@@ -42,6 +43,7 @@ class InferRequest(ABC):
         self._logits: LogitsArray | None = None
         self._graph_seconds = 0.0
         self._stored_after_call = 0
+        self._idle = threading.Lock()
         self.step_listener: Callable[[StepRecord], None] | None = None
 
     @property
@@ -84,15 +86,21 @@ class InferRequest(ABC):
         Of a prompt there may be fewer, where the class says so. `inputs` hold for this call alone and go
         before what `set_tensor` set. With share_outputs the logits are a view that the next call overwrites.
 
-        Raises InputError, CapacityError or TrimError before anything changes; what a call that fails in its
-        midst leaves, the class says.
+        Raises InputError, CapacityError or TrimError before anything changes, NpuSimError while another call
+        of this request is under way (in another thread, or around the step_listener that makes this one);
+        what a call that fails in its midst leaves, the class says.
         """
         given = self._tensors if inputs is None else {**self._tensors, **named_inputs(inputs)}
-        step = read_step(given, num_stored_tokens=self.num_stored_tokens)
-        self._graph_seconds = 0.0
-        self._logits = self._run(step) if self.step_listener is None else self._run_recorded(step)
-        self._stored_after_call = step.start + len(step.tokens)
-        return {"logits": self._logits if share_outputs else self._logits.copy()}
+        if not self._idle.acquire(blocking=False):
+            raise NpuSimError("the request is busy with another call; a request makes one call at a time")
+        try:
+            step = read_step(given, num_stored_tokens=self.num_stored_tokens)
+            self._graph_seconds = 0.0
+            self._logits = self._run(step) if self.step_listener is None else self._run_recorded(step)
+            return {"logits": self._logits if share_outputs else self._logits.copy()}
+        finally:
+            self._stored_after_call = self.num_stored_tokens
+            self._idle.release()
 
     @abstractmethod
     def reset_state(self) -> None:
