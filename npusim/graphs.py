@@ -49,7 +49,7 @@ def lower_block(
         [
             ConvertCache(_cache_types(caches)),
             StaticShapes(sequence_length=rows, past_length=lengths, attention_length=capacity + rows),
-            DecomposeGQA(Branch.GENERATE, key_layout=layouts, block_tokens=tokens_in_attention_mask(rows)),
+            DecomposeGQA(Branch.GENERATE, key_layout=layouts, block_tokens=tokens_in_attention_mask),
             KeepNewRows(),
         ],
     )

@@ -25,34 +25,35 @@ BlockTokens = Callable[[ov.Model], Output]
 _FACTORY = NodeFactory("opset13")
 
 
-def tokens_in_attention_mask(sequence_length: int) -> BlockTokens:
-    """n of a language model: the sum of the last S entries of its attention_mask [1, length]."""
+def tokens_in_attention_mask(model: ov.Model) -> Output:
+    """n of a language model: the sum of the last S entries of its attention_mask, S the rows of input_ids.
 
-    def build(model: ov.Model) -> Output:
-        mask = _attention_mask(model)
-        length = mask.get_shape()[1]
-        if not 1 <= sequence_length <= length:
-            raise DecompositionError(
-                f"attention_mask has {length} entries for a block of {sequence_length}; "
-                "its last entries are those of the block, at least 1"
-            )
-        tail = ops.slice(mask, i64([length - sequence_length]), i64([length]), i64([1]), i64([1]))
-        return ops.reduce_sum(tail, i64([1]), False).output(0)
+    For the `block_tokens` of DecomposeGQA. The model has static shapes: input_ids [1, S] and attention_mask
+    [1, length], length at least S. Raises DecompositionError for any other.
+    """
+    rows = _static_input(model, "input_ids").get_shape()[1]
+    mask = _static_input(model, "attention_mask")
+    length = mask.get_shape()[1]
+    if length < rows:
+        raise DecompositionError(
+            f"attention_mask has {length} entries for a block of {rows}; its last entries are those of the "
+            "block, so at least as many are needed"
+        )
+    tail = ops.slice(mask, i64([length - rows]), i64([length]), i64([1]), i64([1]))
+    return ops.reduce_sum(tail, i64([1]), False).output(0)
 
-    return build
 
-
-def _attention_mask(model: ov.Model) -> Output:
+def _static_input(model: ov.Model, name: str) -> Output:
     for port in model.inputs:
-        if "attention_mask" in port.get_names():
+        if name in port.get_names():
             shape = port.get_partial_shape()
             if shape.is_dynamic or len(shape) != 2:
                 raise DecompositionError(
-                    f"attention_mask has shape {shape}; a static [1, length] is needed (StaticShapes)"
+                    f"{name} has shape {shape}; a static [1, length] is needed (StaticShapes)"
                 )
             return port
     raise DecompositionError(
-        "the model has no input attention_mask to count the block's tokens in; give block_tokens of your own"
+        f"the model has no input {name} to count the block's tokens with; give block_tokens of your own"
     )
 
 
@@ -63,8 +64,9 @@ class DecomposeGQA(ModelPass):
     PREFILL takes past and block as one right-aligned run. GENERATE takes a past of C slots in `key_layout`
     (one for all nodes, or a mapping from node name, see `node_label`, to layout) and a block at slots
     [C, C + S); the boundary is C, never `seqlens_k`. `block_tokens` yields n for partial blocks, None says
-    that blocks are always full. present outputs become Concat(past, new), [1, KV, C + S, D],
-    of a quantized cache in its codes.
+    that blocks are always full. In both branches the n real rows are the last of the block, [S - n, S); what
+    stands before them is padding, answered with finite values that mean nothing. present outputs become
+    Concat(past, new), [1, KV, C + S, D], of a quantized cache in its codes.
 
     Raises DecompositionError, with the model unchanged, where a node cannot be lowered exactly, and TypeError
     for a branch, layout or block_tokens that is none.

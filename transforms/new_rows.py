@@ -3,11 +3,16 @@
 import openvino as ov
 from openvino.passes import ModelPass
 
+from transforms.errors import DecompositionError
+from transforms.gqa_node import find_gqa, node_label
+
 
 class KeepNewRows(ModelPass):
     """Turn each present output Concat(past, new) [1, KV, C + S, D] into new [1, KV, S, D].
 
-    Port names and order stay. `changed` counts the outputs of the last run; a second run changes 0.
+    Port names and order stay. `changed` counts the outputs of the last run; a second run changes 0. Run it
+    after DecomposeGQA: raises DecompositionError, with the model unchanged, while a GroupQueryAttention is
+    left, whose presents are no Concat yet.
     """
 
     def __init__(self) -> None:
@@ -17,6 +22,9 @@ class KeepNewRows(ModelPass):
     def run_on_model(self, model: ov.Model) -> bool:
         """Rewire every Result (or the conversion before it) that reads Concat(past, new)."""
         self.changed = 0
+        left = [node_label(node) for node in find_gqa(model)]
+        if left:
+            raise DecompositionError(f"{left[0]} is not lowered yet; run DecomposeGQA before KeepNewRows")
         for result in model.get_results():
             reader = result.input(0)
             if reader.get_source_output().get_node().get_type_name() == "Convert":

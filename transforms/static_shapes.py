@@ -31,12 +31,10 @@ class StaticShapes(ModelPass):
     ) -> None:
         super().__init__()
         _check_lengths(sequence_length, past_length, attention_length)
-        if attention_length is None:
-            longest = past_length if isinstance(past_length, int) else max(past_length.values(), default=0)
-            attention_length = sequence_length + longest
+        longest = past_length if isinstance(past_length, int) else max(past_length.values(), default=0)
         self._sequence_length = sequence_length
         self._past_length = past_length
-        self._attention_length = attention_length
+        self._attention_length = attention_length or sequence_length + longest
 
     def run_on_model(self, model: ov.Model) -> bool:
         """Reshape all inputs; True, as the shapes were set."""
@@ -108,18 +106,19 @@ class StaticShapes(ModelPass):
 def _check_lengths(
     sequence_length: int, past_length: int | Mapping[str, int], attention_length: int | None
 ) -> None:
-    pasts = past_length.values() if isinstance(past_length, Mapping) else [past_length]
-    mask = sequence_length if attention_length is None else attention_length
-    if not all(isinstance(length, int) for length in (sequence_length, *pasts, mask)):
+    pasts = [*past_length.values()] if isinstance(past_length, Mapping) else [past_length]
+    mask = [] if attention_length is None else [attention_length]
+    if not all(isinstance(length, int) for length in (sequence_length, *pasts, *mask)):
         raise TypeError(
             f"sequence_length={sequence_length!r}, past_length={past_length!r}, "
             f"attention_length={attention_length!r}; whole numbers are needed"
         )
-    if sequence_length < 1 or any(length < 0 for length in pasts) or mask < sequence_length:
+    least = sequence_length + max(pasts, default=0)
+    if sequence_length < 1 or min(pasts, default=0) < 0 or any(length < least for length in mask):
         raise DecompositionError(
             f"sequence_length={sequence_length}, past_length={past_length}, "
             f"attention_length={attention_length}; the first is at least 1, the second at least 0, the third "
-            "at least the first"
+            "at least their sum"
         )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import compress, count
 from operator import ne
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from npusim.errors import ConfigError, InputError
 from npusim.speculative.target import LogitRows, Target, feed, whole_number
 
 
+@runtime_checkable
 class Drafter(Protocol):
     """Guesses the continuation of a sequence."""
 
@@ -32,10 +33,16 @@ class DraftModel:
     Near the end of its capacity the model drafts fewer tokens, at the end none.
 
     The request belongs to the drafter: one that was used elsewhere in between is noticed by its count of
-    stored tokens and prefilled anew, but not if the count happens to be the same.
+    stored tokens and prefilled anew, but not if the count happens to be the same. InputError for what is no
+    request.
     """
 
     def __init__(self, request: Target) -> None:
+        if not isinstance(request, Target):
+            raise InputError(
+                f"a draft model is a request, got a {type(request).__name__}; compile the model and give "
+                "what create_infer_request returns"
+            )
         self._request = request
         self._consumed: list[int] = []
 
@@ -125,6 +132,10 @@ class Scripted:
     """Drafts by a function of the sequence and the number wanted: for tests, and for drafters of your own."""
 
     script: Callable[[Sequence[int], int], Sequence[int]]
+
+    def __post_init__(self) -> None:
+        if not callable(self.script):
+            raise InputError(f"script is {self.script!r}; a function of the tokens and a number is needed")
 
     def propose(self, tokens: Sequence[int], num_tokens: int) -> list[int]:
         return list(self.script(tokens, num_tokens))

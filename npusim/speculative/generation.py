@@ -102,6 +102,7 @@ def generate(
     drop a rejected draft; InputError for a drafter that proposes more than asked or no token ids; what the
     target and the drafter raise passes through.
     """
+    _check_roles(target, drafter, sampler, on_step)
     prompt = checked_tokens(prompt_ids, target.vocab_size, "prompt_ids")
     _check_prompt(target, prompt)
     _check_numbers(target, max_new_tokens=max_new_tokens, eos_token_id=eos_token_id)
@@ -197,6 +198,25 @@ def _proposal(drafter: Drafter | None, tokens: list[int], wanted: int, vocab_siz
     if len(draft) > wanted:
         raise InputError(f"the drafter proposed {len(draft)} tokens and was asked for {wanted} at most")
     return draft
+
+
+def _check_roles(target: object, drafter: object, sampler: object, on_step: object) -> None:
+    if not isinstance(target, Target):
+        raise InputError(
+            f"the target is a {type(target).__name__}, which is no request of npusim; wrap one of OpenVINO "
+            "in npusim.OpenVINOTarget"
+        )
+    if drafter is not None and not isinstance(drafter, Drafter):
+        raise InputError(
+            f"the drafter is a {type(drafter).__name__} without a method propose; wrap a function in "
+            "npusim.Scripted, a request in npusim.DraftModel"
+        )
+    if not isinstance(sampler, SamplingRule):
+        raise InputError(
+            f"the sampler is {sampler!r}; give npusim.Greedy() or npusim.Sampler(temperature=..)"
+        )
+    if on_step is not None and not callable(on_step):
+        raise InputError(f"on_step is {on_step!r}; a function of one Step is needed")
 
 
 def _check_prompt(target: Target, prompt: list[int]) -> None:

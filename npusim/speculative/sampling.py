@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 from numbers import Real
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ class Verifier(Protocol):
         """
 
 
+@runtime_checkable
 class SamplingRule(Protocol):
     """A way to choose tokens. It is plain data: each generation starts a verifier of its own."""
 

@@ -13,6 +13,7 @@ TokenArray = npt.NDArray[np.int64]
 LogitRows = npt.NDArray[np.floating]  # [n, vocab_size], one row per token fed
 
 
+@runtime_checkable
 class Target(Protocol):
     """A language model with a KV cache of its own: `npusim.LLMInferRequest`, or an adapter with its manners.
 

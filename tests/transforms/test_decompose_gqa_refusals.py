@@ -232,7 +232,7 @@ def constant(value: object) -> BlockTokens:
     ("block_tokens", "message"),
     [
         (failing_count, "no count in this model"),
-        (tokens_in_attention_mask(3), "no input attention_mask to count .*; give block_tokens of your own"),
+        (tokens_in_attention_mask, "no input input_ids to count .*; give block_tokens of your own"),
         (constant(np.array([2, 3])), r"block_tokens gave i64 of shape \[2\]; one integer"),
         (constant(np.array(2.0)), "block_tokens gave f64 of shape .*; one integer"),
         (lambda _model: None, "block_tokens gave None; an output of one integer"),
@@ -243,14 +243,6 @@ def test_a_token_count_that_is_none(block_tokens: BlockTokens, message: str) -> 
     """The head size of the cache is symbolic: a refusal leaves it so."""
     gqa = replace(WINDOWED, symbolic_head_size=True)
     refuse(read_layers([gqa]), message, block_tokens=block_tokens)
-
-
-@pytest.mark.parametrize("rows", [0, 8])
-def test_a_block_that_the_mask_does_not_hold(rows: int) -> None:
-    mask = ops.parameter([1, 7], ov.Type.i64, "attention_mask")
-    mask.output(0).get_tensor().set_names({"attention_mask"})
-    with pytest.raises(DecompositionError, match=f"attention_mask has 7 entries for a block of {rows}"):
-        tokens_in_attention_mask(rows)(ov.Model([ops.relu(mask)], [mask]))
 
 
 @pytest.mark.parametrize(

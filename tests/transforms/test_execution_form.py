@@ -168,7 +168,7 @@ def num_heads(name: str) -> int:
 def lowered_model(name: str, branch: Branch, rows: int, past: int) -> ov.Model:
     model = ov.Core().read_model(model_files.READABLE[name])
     StaticShapes(sequence_length=rows, past_length=past).run_on_model(model)
-    DecomposeGQA(branch, block_tokens=tokens_in_attention_mask(rows)).run_on_model(model)
+    DecomposeGQA(branch, block_tokens=tokens_in_attention_mask).run_on_model(model)
     KeepNewRows().run_on_model(model)
     RemoveEmptyPast().run_on_model(model)
     return model
