@@ -30,7 +30,7 @@ def read_onnx(path: str | os.PathLike[str]) -> OnnxFile:
     attention = read_onnx_attention(path)
     try:
         model, said = ov.Core().read_model(os.fspath(path)), FileRefusals(layers=(), model=())
-    except RuntimeError as error:
+    except (RuntimeError, UnicodeDecodeError) as error:
         model, said = None, refusals_by_message(attention, str(error))
     return OnnxFile(
         attention=attention,

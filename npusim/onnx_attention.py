@@ -110,7 +110,18 @@ def load_onnx(path: str | os.PathLike[str]) -> onnx.ModelProto:
         raise ModelError(f"{path}: no ONNX model, or a truncated one ({error}); export it again") from error
     if not model.graph.node:
         raise ModelError(f"{path}: the file holds no graph; give an ONNX language model")
+    damaged = next((name for name in _names(model.graph) if not isinstance(name, str)), None)
+    if damaged is not None:  # protobuf hands out what is no UTF-8 as bytes
+        raise ModelError(f"{path}: the name {damaged!r} is no UTF-8, the file is damaged; export it again")
     return model
+
+
+def _names(graph: onnx.GraphProto) -> Iterator[str]:
+    for node in graph.node:
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+        yield from (attribute.name for attribute in node.attribute)
+    for values in (graph.input, graph.output, graph.initializer, graph.value_info):
+        yield from (value.name for value in values)
 
 
 def read_onnx_attention(path: str | os.PathLike[str]) -> OnnxAttention:

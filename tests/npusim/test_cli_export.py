@@ -24,7 +24,7 @@ def test_the_command_writes_and_says_what(tmp_path: Path, capsys: pytest.Capture
     assert [layer["local_window_size"] for layer in written["layers"]] == [8, -1, 8, -1]
     assert {layer["native"] for layer in written["layers"]} == {"NOT_PROBED"}
     assert main(arguments) == 2
-    assert "holds an openvino_model.xml already" in capsys.readouterr().err
+    assert "holds a file openvino_model.xml already" in capsys.readouterr().err
     assert main([*arguments, "--overwrite"]) == 0
     table = capsys.readouterr().out
     assert "a mask of 8 positions" in table
@@ -49,3 +49,16 @@ def test_reasons_are_said_once_and_broken_between_words(
     assert "openvino_model.xml, openvino_model.bin, openvino_tokenizer.xml, " in whole
     assert (max(map(len, lines)) <= 80) is is_terminal
     assert [line.split()[:2] for line in lines[1:5]] == [["0", "8"], ["1", "-"], ["2", "8"], ["3", "-"]]
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "openvino_tokenizer.xml"])
+def test_files_of_others_are_not_replaced(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_text("mine")
+    arguments = ["export", str(READABLE["swa_draft"]), str(tmp_path), "--no-probe"]
+    assert main(arguments) == 2
+    assert f"holds a file {name} already" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "mine"
+    assert main([*arguments, "--overwrite"]) == 0

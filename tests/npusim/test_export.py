@@ -131,7 +131,7 @@ def test_what_cannot_be_exported_writes_nothing(tmp_path: Path) -> None:
 def test_a_folder_in_use_is_not_overwritten_unasked(tmp_path: Path) -> None:
     export(READABLE["llama"], tmp_path, probe_native=False)
     before = (tmp_path / "openvino_model.bin").stat().st_mtime_ns
-    with pytest.raises(ConfigError, match=r"holds an openvino_model\.xml already"):
+    with pytest.raises(ConfigError, match=r"holds a file openvino_model\.xml already"):
         export(READABLE["swa_draft"], tmp_path, probe_native=False)
     assert (tmp_path / "openvino_model.bin").stat().st_mtime_ns == before
     export(READABLE["swa_draft"], tmp_path, overwrite=True, probe_native=False)
