@@ -16,6 +16,8 @@ from itertools import product
 
 import numpy as np
 import openvino as ov
+from rich.console import Console
+from rich.progress import track
 
 from npusim.npuw import unavailable_reason
 from npusim.npuw_config import UNPARTITIONED
@@ -163,13 +165,12 @@ def main() -> int:
         print(reason, file=sys.stderr)
         return 2
     wrong = 0
-    for index, point in enumerate(points, start=1):
+    for point in track(points, "measuring", console=Console(stderr=True), transient=True):
         predicted, measured = predict(point), measure(point)
         if predicted != measured:
             wrong += 1
             print(f"{point}\n  predicted {predicted}\n  measured  {measured}")
-        print(f"\r{index}/{len(points)}", end="", file=sys.stderr, flush=True)
-    print(f"\n{len(points)} points, {wrong} differ (OpenVINO {ov.get_version()})")
+    print(f"{len(points)} points, {wrong} differ (OpenVINO {ov.get_version()})")
     return 1 if wrong else 0
 
 
