@@ -1,13 +1,14 @@
 """The real NPUW as a target: what runs language models on an NPU, here on the CPU device.
 
 The openvino wheel brings the NPU plugin, and its LLM runtime needs no NPU when it is told to use the CPU. A
-request of this module has the manners of `npusim.LLMInferRequest`, so whatever drives the simulator drives
+request of this module has the interface of `npusim.LLMInferRequest`, so whatever drives the simulator drives
 it. NPUW takes some calls that it then answers wrong without a word; they are refused here, each with its
 reason.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +18,15 @@ import openvino as ov
 
 from npusim.config_values import ConfigValue, checked_mapping
 from npusim.errors import CapacityError, ModelError, NpuSimError, TrimError
+from npusim.infer_request import InferRequest
+from npusim.kv_manager import CacheGroup
 from npusim.model_file import read_model
 from npusim.model_spec import read_spec
 from npusim.npuw_config import NPUWConfig, read_config
 from npusim.npuw_profile import NPUWLengths
 from npusim.stage import Stage
 from npusim.static_graph import LogitsArray
-from npusim.step_inputs import StepInputs, TensorLike, check_step, named_inputs, read_step
+from npusim.step_inputs import StepInputs, check_step
 from transforms import DecompositionError, find_gqa
 from transforms.stateful import StatefulGQA
 
@@ -99,16 +102,21 @@ class NPUWCompiledLLM:
         return compiled
 
 
-class NPUWInferRequest:
+class NPUWInferRequest(InferRequest):
     """One conversation on NPUW, with the interface of `npusim.LLMInferRequest`.
 
     Refused, because NPUW would answer wrong without an error: a step that begins below the start of the last
     block (mask bits of dropped tokens stay set), a first step below the end of the prompt (its rows are
     copied shifted), a gap, an empty block (the process dies), and a block that would cross the capacity (an
     obscure failure in its midst).
+
+    Of a prompt NPUW yields only the newest rows (`NPUWLengths.prefill_rows`). An exception of NPUW ends the
+    conversation: it cannot say what it has stored. Nor does it tell its buffers, so there is no kv_nbytes,
+    and its records have no windows. graph_seconds is all the time in NPUW, moving the cache included.
     """
 
     def __init__(self, compiled: NPUWCompiledLLM, openvino_compiled: ov.CompiledModel) -> None:
+        super().__init__()
         self._sizes = compiled.sizes
         self._lengths = compiled.lengths
         self._compiled = openvino_compiled
@@ -142,34 +150,16 @@ class NPUWInferRequest:
         """Width of the logits."""
         return self._sizes.vocab_size
 
-    def infer(
-        self, inputs: Mapping[str, TensorLike], *, share_outputs: bool = False
-    ) -> dict[str, LogitsArray]:
-        """Run one call; logits float32 [1, n, vocab].
-
-        Of a prompt NPUW yields only the newest rows (`NPUWLengths.prefill_rows`). An exception of NPUW ends
-        the conversation: it cannot say what it has stored.
-
-        Raises InputError, CapacityError or TrimError before anything changes.
-        """
-        step = read_step(named_inputs(inputs), num_stored_tokens=self._stored)
-        check_step(step, num_stored_tokens=self._stored, num_embeddings=self._sizes.num_embeddings)
-        self._check(step)
-        if step.stage is Stage.GENERATE and step.start == 0:
-            self._renew()  # what an earlier conversation left in the mask would be seen
-        rows = self._run(step, share_outputs)
-        length = len(step.tokens)
-        self._stored = step.start + length
-        # A prompt's rows must be taken over whole; a step leaves mask bits up to its start.
-        self._earliest = self._stored if step.stage is Stage.PREFILL else step.start
-        yielded = self._lengths.prefill_rows(length) if step.stage is Stage.PREFILL else length
-        return {"logits": rows[:, rows.shape[1] - yielded :].astype(np.float32, copy=False)}
-
     def can_trim(self, num_tokens: int) -> bool:
         """Whether NPUW can go back to `num_tokens` tokens and be right; never raises."""
         if not self._is_length(num_tokens):
             return False
         return num_tokens == 0 or num_tokens >= self._earliest
+
+    def takes_back_blocks(self, *, block_size: int, num_tokens: int) -> bool:
+        """True: NPUW goes back to any position from the start of its last generate step on."""
+        del block_size, num_tokens  # so at every size and length
+        return True
 
     def trim(self, num_tokens: int) -> int:
         """Keep the first `num_tokens` tokens; return how many were removed.
@@ -188,10 +178,27 @@ class NPUWInferRequest:
         self._renew()
         self._stored = self._earliest = 0
 
+    @property
+    def _cache_groups(self) -> tuple[CacheGroup, ...]:
+        return ()
+
     def _renew(self) -> None:
         self._request = self._compiled.create_infer_request()
 
-    def _run(self, step: StepInputs, share_outputs: bool) -> LogitsArray:
+    def _run(self, step: StepInputs) -> LogitsArray:
+        check_step(step, num_stored_tokens=self._stored, num_embeddings=self._sizes.num_embeddings)
+        self._check(step)
+        if step.stage is Stage.GENERATE and step.start == 0:
+            self._renew()  # what an earlier conversation left in the mask would be seen
+        rows = self._run_npuw(step)
+        length = len(step.tokens)
+        self._stored = step.start + length
+        # A prompt's rows must be taken over whole; a step leaves mask bits up to its start.
+        self._earliest = self._stored if step.stage is Stage.PREFILL else step.start
+        yielded = self._lengths.prefill_rows(length) if step.stage is Stage.PREFILL else length
+        return rows[:, rows.shape[1] - yielded :].astype(np.float32, copy=False)
+
+    def _run_npuw(self, step: StepInputs) -> LogitsArray:
         stop = step.start + len(step.tokens)
         feeds = {
             "input_ids": step.tokens[None],
@@ -199,14 +206,16 @@ class NPUWInferRequest:
             "position_ids": np.arange(step.start, stop, dtype=np.int64)[None],
             "beam_idx": np.zeros(1, np.int32),
         }
+        began = time.perf_counter()
         try:
-            logits: LogitsArray = self._request.infer(feeds, share_outputs=share_outputs)["logits"]
+            logits: LogitsArray = self._request.infer(feeds, share_outputs=True)["logits"]
         except RuntimeError as error:
             self.reset_state()
             raise NpuSimError(
                 f"NPUW failed at position {step.start}: {_last_line(error)}; the conversation is lost, "
                 "begin anew"
             ) from error
+        self._graph_seconds = time.perf_counter() - began
         return logits
 
     def _check(self, step: StepInputs) -> None:

@@ -2,51 +2,35 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, assert_never
 
 import numpy as np
-import openvino as ov
 
 from npusim.cache_element import CACHE_ELEMENTS
 from npusim.cache_plan import allocate_variants, group_caches
 from npusim.config_choices import PrefillHint
-from npusim.errors import CapacityError, InputError
-from npusim.kv_manager import KVManager
+from npusim.errors import CapacityError
+from npusim.infer_request import InferRequest
+from npusim.kv_manager import CacheGroup, KVManager
 from npusim.sanitizer import KVSanitizer
 from npusim.stage import Stage
 from npusim.static_graph import LogitsArray, StaticGraph, TokenArray
-from npusim.step_inputs import (
-    INPUT_NAMES,
-    Port,
-    StepInputs,
-    TensorLike,
-    as_tensor,
-    check_step,
-    named_inputs,
-    read_step,
-    tensor_name,
-)
-from npusim.step_recorder import CallTimes, record_call
-from npusim.trace import StepRecord
+from npusim.step_inputs import StepInputs, check_step
 
 if TYPE_CHECKING:
     from npusim.compiled_llm import CompiledLLM
 
 
-class LLMInferRequest:
+class LLMInferRequest(InferRequest):
     """Runs prefill and generate steps over a KV cache of its own; made by `CompiledLLM`.
 
-    A call of more than one token at position 0 is a prefill and starts a conversation; any other is a
-    generate step of 1..max_generation_tokens tokens. A first position below num_stored_tokens trims to it.
-
-    step_listener, where set, is handed a StepRecord after each call, however it ended, apart from calls whose
-    inputs cannot be read or contradict each other, and from interrupts.
+    A generate step has 1..max_generation_tokens tokens. ModelError, where a KV row that is to be stored is
+    infinite or NaN, and an exception of the runtime leave the state of the last completed step (for a
+    prefill, of the last chunk).
     """
 
     def __init__(self, compiled: CompiledLLM) -> None:
+        super().__init__()
         config = compiled.config
         self._spec = compiled.spec
         self._config = config
@@ -67,11 +51,6 @@ class LLMInferRequest:
             capacity: StaticGraph(graph, self._spec, members, variants[capacity], capacity)
             for capacity, graph in compiled.compiled_generates.items()
         }
-        self._tensors: dict[str, TensorLike] = {}
-        self._logits: LogitsArray | None = None
-        self._graph_seconds = 0.0
-        self._stored_after_call = 0
-        self.step_listener: Callable[[StepRecord], None] | None = None
 
     @property
     def num_stored_tokens(self) -> int:
@@ -105,52 +84,6 @@ class LLMInferRequest:
         """Bytes of the KV buffers, as allocated."""
         return self.kv.nbytes
 
-    @property
-    def graph_seconds(self) -> float:
-        """Seconds that the last call spent inside the compiled graph."""
-        return self._graph_seconds
-
-    def set_tensor(self, name: str | Port, tensor: TensorLike) -> None:
-        """Give an input for the calls to come: input_ids, attention_mask or position_ids, by name or port.
-
-        A tensor is read when `infer` runs, so one that shares memory may be refilled in place.
-        """
-        self._tensors[tensor_name(name, INPUT_NAMES)] = tensor
-
-    def get_tensor(self, name: str | Port) -> ov.Tensor:
-        """The logits of the last call, float32 [1, n, vocab], or an input as it was set.
-
-        The logits share memory with the graph: the next call overwrites them. An input shares memory with
-        the tensor or (contiguous) array that was set.
-        """
-        known = tensor_name(name, ("logits", *INPUT_NAMES))
-        if known == "logits":
-            if self._logits is None:
-                raise InputError("logits are not there yet; call infer first")
-            return ov.Tensor(self._logits, shared_memory=True)
-        if known not in self._tensors:
-            raise InputError(f"tensor {known!r} was not set; set are {sorted(self._tensors)}, and logits")
-        return as_tensor(known, self._tensors[known])
-
-    def infer(
-        self, inputs: Mapping[str | Port, TensorLike] | None = None, *, share_outputs: bool = False
-    ) -> dict[str, LogitsArray]:
-        """Run one call and return {"logits": float32 [1, n, vocab]}, one row per token given.
-
-        `inputs` hold for this call alone and go before what `set_tensor` set. With share_outputs the logits
-        are a view that the next call overwrites.
-
-        Raises InputError, CapacityError or TrimError before anything changes. ModelError, where a KV row that
-        is to be stored is infinite or NaN, and an exception of the runtime leave the state of the last
-        completed step (for a prefill, of the last chunk).
-        """
-        given = self._tensors if inputs is None else {**self._tensors, **named_inputs(inputs)}
-        step = read_step(given, num_stored_tokens=self.kv.num_stored_tokens)
-        self._graph_seconds = 0.0
-        self._logits = self._run(step) if self.step_listener is None else self._run_recorded(step)
-        self._stored_after_call = self.kv.num_stored_tokens
-        return {"logits": self._logits if share_outputs else self._logits.copy()}
-
     def can_trim(self, num_tokens: int) -> bool:
         """Whether `trim(num_tokens)` would be exact; never raises."""
         return self.kv.can_trim(num_tokens)
@@ -172,7 +105,10 @@ class LLMInferRequest:
     def reset_state(self) -> None:
         """Forget the conversation: no tokens, zeroed buffers. Tensors stay, as in OpenVINO."""
         self.kv.reset()
-        self._stored_after_call = 0
+
+    @property
+    def _cache_groups(self) -> tuple[CacheGroup, ...]:
+        return self.kv.groups
 
     def _run(self, step: StepInputs) -> LogitsArray:
         check_step(
@@ -187,27 +123,6 @@ class LLMInferRequest:
                 return self._run_block(self._generates[capacity], step.tokens, step.start, capacity)
             case _:
                 assert_never(step.stage)
-
-    def _run_recorded(self, step: StepInputs) -> LogitsArray:
-        """Run a step and hand its record to the listener, however the step ends."""
-        began = time.perf_counter()
-        logits: LogitsArray | None = None
-        try:
-            logits = self._run(step)
-            return logits
-        finally:
-            outcome = sys.exception() if logits is None else logits
-            if self.step_listener is not None and isinstance(outcome, np.ndarray | Exception):
-                self.step_listener(self._record(step, outcome, time.perf_counter() - began))
-
-    def _record(self, step: StepInputs, outcome: LogitsArray | Exception, seconds: float) -> StepRecord:
-        return record_call(
-            step,
-            self.kv.groups,
-            stored_before=self._stored_after_call,
-            times=CallTimes(host=seconds - self._graph_seconds, graph=self._graph_seconds),
-            outcome=outcome,
-        )
 
     def _check_fits(self, step: StepInputs) -> None:
         length = len(step.tokens)

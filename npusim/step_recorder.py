@@ -26,7 +26,8 @@ def record_call(
 ) -> StepRecord:
     """The record of a call that returned logits or ended in an exception.
 
-    stored_before: tokens that the call before left stored.
+    groups: where the call put its rows, empty where that is not known. stored_before: tokens that the call
+    before left stored.
     """
     failed = isinstance(outcome, Exception)
     return StepRecord(

@@ -50,7 +50,8 @@ class StepRecord:
     and no windows; "" for a call that returned. positions: as given; of a refused call they may be anything.
     trimmed: tokens that the previous call left stored and this one does not build on, whether they went by
     `trim` or by this call's first position; 0 from position 0 on, where a conversation begins anew. windows:
-    one entry per distinct window. host_seconds: time outside the compiled graph, graph_seconds: in it.
+    one entry per distinct window, none at all of NPUW, which does not say where it puts rows. host_seconds:
+    time outside the compiled graph, graph_seconds: in it.
     logits_sha256: of the bytes of the returned logits.
     """
 

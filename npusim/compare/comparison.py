@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import openvino as ov
@@ -33,9 +33,12 @@ FLOAT_CACHES = (ov.Type.f32, ov.Type.f16, ov.Type.bf16)
 class Comparison:
     """What to compare.
 
-    model: the simulator's. candidate: what the backends run, the same file where it is None. kinds: backends,
-    each of which must be usable; None takes those that are. max_abs_difference: between logits that agree,
-    None for what the backend's arithmetic allows.
+    model: the simulator's, an ONNX file. prompt: token ids; num_steps: target steps after it, with the
+    drafter's guesses or without. config: of the simulator, as `npusim.compile_model` takes it; npuw_config:
+    of NPUW, as `npusim.npuw.compile_model` does. candidate: what the backends run, the same file where it is
+    None. kinds: backends, each of which must be usable; None takes those that are. layers: look into the
+    attention of each layer too. max_abs_difference: between logits that agree, None for what the backend's
+    arithmetic allows.
 
     Raises ConfigError for a max_abs_difference that is below 0 or not finite.
     """
@@ -43,8 +46,8 @@ class Comparison:
     model: Path
     prompt: Sequence[int]
     num_steps: int
-    config: Mapping[str, ConfigValue]
-    npuw_config: Mapping[str, ConfigValue]
+    config: Mapping[str, ConfigValue] = field(default_factory=dict)
+    npuw_config: Mapping[str, ConfigValue] = field(default_factory=dict)
     drafter: Drafter | None = None
     num_draft_tokens: int = 4
     candidate: Path | None = None

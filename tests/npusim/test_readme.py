@@ -37,22 +37,28 @@ def run(block: str) -> dict[str, object]:
     return names
 
 
+def test_the_comparison_example_runs() -> None:
+    report = run(python_blocks()[0])["report"]
+    assert len(report.calls) == 13
+    assert any(call.proposed > call.accepted for call in report.calls), "some were rejected"
+
+
 def test_the_library_example_runs() -> None:
-    names = run(python_blocks()[0])
+    names = run(python_blocks()[1])
     assert names["logits"].shape == (1, 1, 259)
     assert names["request"].num_stored_tokens == 22
     assert isinstance(names["compiled"], npusim.CompiledLLM)
 
 
 def test_the_speculative_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    names = run(python_blocks()[1])
+    names = run(python_blocks()[2])
     assert len(names["result"].tokens) == 40
     assert names["result"].tokens_per_target_step > 1.5
     assert len(capsys.readouterr().out.splitlines()) == len(names["result"].steps) + 1
 
 
 def test_the_pass_example_lowers_every_node() -> None:
-    model = run(python_blocks()[2])["model"]
+    model = run(python_blocks()[3])["model"]
     assert "GroupQueryAttention" not in op_types(model)
     assert op_types(model).count("ScaledDotProductAttention") == 4
     assert model.input("attention_mask").shape == [1, 35]
