@@ -23,6 +23,7 @@ from npusim.kv_manager import CacheGroup
 from npusim.model_file import read_model
 from npusim.model_spec import read_spec
 from npusim.npuw_config import NPUWConfig, read_config
+from npusim.npuw_keys import check_keys
 from npusim.npuw_profile import NPUWLengths
 from npusim.stage import Stage
 from npusim.static_graph import LogitsArray
@@ -56,7 +57,9 @@ def compile_model(
     reason = unavailable_reason()
     if reason is not None:
         raise ModelError(f"{reason}; install the openvino wheel")
-    return NPUWCompiledLLM(read_model(model), checked_mapping(config))
+    checked = checked_mapping(config)
+    check_keys(checked)
+    return NPUWCompiledLLM(read_model(model), checked)
 
 
 class NPUWCompiledLLM:

@@ -25,7 +25,7 @@ LINES = (
     ("onnx_attention", "config_options"),
     ("finite_rows", "config", "model_spec", "onnx_refusals", "reference", "trace"),
     ("kv_manager", "model_digest", "model_file", "npuw_config", "probe_model", "trace_reader"),
-    ("cache_plan",),
+    ("cache_plan", "npuw_keys"),
     ("memory", "static_graph"),
     ("graphs", "sanitizer", "step_inputs"),
     ("step_recorder",),
