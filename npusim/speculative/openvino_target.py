@@ -60,6 +60,7 @@ class OpenVINOTarget:
         self._stored = 0
         self._rows_in_doubt = False
         self.reset_state()
+        self._check_empty()
 
     @property
     def num_stored_tokens(self) -> int:
@@ -112,6 +113,16 @@ class OpenVINOTarget:
         self._request.reset_state()
         self._stored = 0
         self._rows_in_doubt = False
+
+    def _check_empty(self) -> None:
+        """InputError where states without a token have rows on the axis said to count tokens."""
+        for state in self._request.query_state():
+            shape = list(state.state.shape)
+            if shape[self._sequence_axis]:
+                raise InputError(
+                    f"sequence_axis is {self._sequence_axis}, on which state {state.name} {shape} has rows "
+                    "before any token is stored; give the axis that grows with the tokens"
+                )
 
     def _cut(self, num_tokens: int) -> None:
         """Shorten every state to `num_tokens` rows."""

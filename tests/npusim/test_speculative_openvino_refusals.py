@@ -7,11 +7,12 @@ import numpy.typing as npt
 import openvino as ov
 import pytest
 from openvino import opset13 as op
-from stateful_models import EXACT, PROMPT, fresh_logits, request_of, small_attention, target_of
+from stateful_models import EXACT, MODELS, PROMPT, fresh_logits, request_of, small_attention, target_of
 
 from npusim.errors import CapacityError, InputError, ModelError, TrimError
 from npusim.speculative import OpenVINOTarget
 from npusim.speculative.target import feed
+from transforms import StatefulGQA
 
 
 def block(tokens: Sequence[int], first: int) -> dict[str, npt.NDArray[np.int64]]:
@@ -139,10 +140,25 @@ def test_a_trim_to_an_integer_of_another_type_counts_in_ints() -> None:
     assert type(target.num_stored_tokens) is int
 
 
+@pytest.mark.parametrize("axis", [1, 3, -1])
+def test_an_axis_that_has_rows_before_any_token_is_refused(axis: int) -> None:
+    with pytest.raises(
+        InputError, match=rf"sequence_axis is {axis}, on which state .* \[1, 2, 0, 32\] has rows"
+    ):
+        target_of(sequence_axis=axis)
+
+
+def stateful_form() -> ov.Model:
+    """Its states are empty on two axes before the first token: [0, 2, 0, 16]."""
+    model = ov.Core().read_model(MODELS / "llama.onnx")
+    StatefulGQA().run_on_model(model)
+    return model
+
+
 def test_states_on_another_axis_are_noticed() -> None:
-    target = OpenVINOTarget(request_of(small_attention), capacity=20, sequence_axis=1)
+    target = target_of(stateful_form, sequence_axis=0)
     feed(target, PROMPT, 0)
-    with pytest.raises(ModelError, match="holds 2 rows on axis 1 where 4 tokens are stored"):
+    with pytest.raises(ModelError, match="holds 1 rows on axis 0 where 4 tokens are stored"):
         target.trim(4)
 
 
