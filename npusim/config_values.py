@@ -7,6 +7,7 @@ from numbers import Number
 from typing import TypeVar
 
 from npusim.errors import ConfigError
+from npusim.whole_number import shown
 
 ConfigValue = str | int | float | bool
 
@@ -35,9 +36,11 @@ def check_at_least(least: int, key: str, value: int | None) -> None:
     if value is None:
         return
     if value < least:
-        raise ConfigError(f"{key}={value}; at least {least} is needed")
+        raise ConfigError(f"{key}={shown(value)}; at least {least} is needed")
     if value > LARGEST:
-        raise ConfigError(f"{key}={value}; at most {LARGEST} is possible, positions are counted in 32 bits")
+        raise ConfigError(
+            f"{key}={shown(value)}; at most {LARGEST} is possible, positions are counted in 32 bits"
+        )
 
 
 def parse_int(key: str, value: ConfigValue) -> int:

@@ -97,10 +97,9 @@ class InferRequest(ABC):
         try:
             step = read_step(given, num_stored_tokens=self.num_stored_tokens)
             self._graph_seconds = 0.0
-            self._logits = self._run(step) if self.step_listener is None else self._run_recorded(step)
+            self._logits = self._run_recorded(step)
             return {"logits": self._logits if share_outputs else self._logits.copy()}
         finally:
-            self._stored_after_call = self.num_stored_tokens
             self._idle.release()
 
     @abstractmethod
@@ -117,22 +116,23 @@ class InferRequest(ABC):
         """Where the last call put its rows; empty where the runtime does not say."""
 
     def _run_recorded(self, step: StepInputs) -> LogitsArray:
-        """Run a step and hand its record to the listener, however the step ends."""
-        began = time.perf_counter()
+        """Run a step and hand its record to the listener, if there is one, however the step ends."""
+        began, stored, stored_before = time.perf_counter(), self.num_stored_tokens, self._stored_after_call
         logits: LogitsArray | None = None
         try:
             logits = self._run(step)
             return logits
         finally:
+            seconds = time.perf_counter() - began
+            if logits is not None or self.num_stored_tokens != stored:
+                # Before the listener, which may raise. A refused call leaves the count to the next one, which
+                # then still says what a trim before the two took.
+                self._stored_after_call = self.num_stored_tokens
             outcome = sys.exception() if logits is None else logits
             if self.step_listener is not None and isinstance(outcome, np.ndarray | Exception):
-                self.step_listener(self._record(step, outcome, time.perf_counter() - began))
-
-    def _record(self, step: StepInputs, outcome: LogitsArray | Exception, seconds: float) -> StepRecord:
-        return record_call(
-            step,
-            self._cache_groups,
-            stored_before=self._stored_after_call,
-            times=CallTimes(host=seconds - self._graph_seconds, graph=self._graph_seconds),
-            outcome=outcome,
-        )
+                times = CallTimes(host=seconds - self._graph_seconds, graph=self._graph_seconds)
+                self.step_listener(
+                    record_call(
+                        step, self._cache_groups, stored_before=stored_before, times=times, outcome=outcome
+                    )
+                )

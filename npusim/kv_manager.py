@@ -11,6 +11,7 @@ from npusim.errors import InputError, TrimError
 from npusim.finite_rows import check_finite
 from npusim.layout import CommitPolicy, Layout, takes_back_blocks
 from npusim.tensor_slice import Array, make_tensor_slice
+from npusim.whole_number import shown, whole_number
 
 ROWS = 2
 """The axis of KV arrays [2 L, KV, rows, D] that counts rows."""
@@ -101,9 +102,10 @@ class KVManager:
 
     def can_trim(self, num_tokens: int) -> bool:
         """Whether every layer still holds the window of an end at num_tokens."""
-        if not self._is_length(num_tokens):
+        length = self._length_of(num_tokens)
+        if length is None:
             return False
-        return num_tokens >= self._committed or not self._layers_that_cannot_trim(num_tokens)
+        return length >= self._committed or not self._layers_that_cannot_trim(length)
 
     def takes_back_blocks(self, *, block_size: int, num_tokens: int) -> bool:
         """Whether all but the first row of the newest block can go at every length up to num_tokens."""
@@ -112,34 +114,35 @@ class KVManager:
             for group in self._largest
         )
 
-    def check_trim(self, num_tokens: int) -> None:
-        """TrimError, naming the layers, unless `can_trim`."""
+    def check_trim(self, num_tokens: int) -> int:
+        """num_tokens as an int; TrimError, naming the layers, unless `can_trim`."""
         stored = self.num_stored_tokens
-        if not self._is_length(num_tokens):
+        length = self._length_of(num_tokens)
+        if length is None:
             raise TrimError(
-                f"trim to {num_tokens} tokens, but {stored} are stored; give an integer from 0 to {stored}"
+                f"trim to {shown(num_tokens)} tokens, but {stored} are stored; give an integer from 0 to "
+                f"{stored}"
             )
-        if num_tokens >= self._committed:
-            return
-        layers = self._layers_that_cannot_trim(num_tokens)
+        layers = [] if length >= self._committed else self._layers_that_cannot_trim(length)
         if layers:
             raise TrimError(
-                f"trim from {stored} to {num_tokens} tokens: layers {layers} have overwritten or evicted "
-                f"rows that a query at position {num_tokens} needs; reset and prefill again, or use "
+                f"trim from {stored} to {length} tokens: layers {layers} have overwritten or evicted "
+                f"rows that a query at position {length} needs; reset and prefill again, or use "
                 "NPUSIM_COMMIT=DEFERRED, more NPUSIM_KV_SLACK, or NPUSIM_KV_LAYOUT=LINEAR"
             )
+        return length
 
     def trim(self, num_tokens: int) -> int:
         """Keep the first num_tokens tokens; return how many were removed. All layers or none.
 
         Raises TrimError when num_tokens is negative, more than is stored, or needs rows no longer held.
         """
-        self.check_trim(num_tokens)
-        removed = self.num_stored_tokens - num_tokens
-        if num_tokens <= self._committed:
-            self._committed, self._pending = num_tokens, None
+        length = self.check_trim(num_tokens)
+        removed = self.num_stored_tokens - length
+        if length <= self._committed:
+            self._committed, self._pending = length, None
         elif self._pending is not None:
-            self._pending = replace(self._pending, length=num_tokens - self._committed)
+            self._pending = replace(self._pending, length=length - self._committed)
         return removed
 
     def smallest_capacity(self, num_tokens: int) -> int:
@@ -200,10 +203,10 @@ class KVManager:
     def _largest(self) -> tuple[CacheGroup, ...]:
         return self._variants[max(self._variants)]
 
-    def _is_length(self, num_tokens: int) -> bool:
-        """Whether it is a number of tokens that the cache can be cut to; 1.5 would be taken by the slices."""
-        is_whole = isinstance(num_tokens, int | np.integer)
-        return is_whole and 0 <= num_tokens <= self.num_stored_tokens
+    def _length_of(self, num_tokens: object) -> int | None:
+        """The number of tokens to cut the cache to; None for what is none: 1.5, or more than are stored."""
+        length = whole_number(num_tokens)
+        return length if length is not None and 0 <= length <= self.num_stored_tokens else None
 
     def _layers_that_cannot_trim(self, num_tokens: int) -> list[int]:
         return sorted(

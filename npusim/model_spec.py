@@ -77,11 +77,10 @@ def read_spec(model: ov.Model) -> ModelSpec:
     check_mask_use(model, gqas)
     rows = [gqa.rotary.table_rows for gqa in gqas if gqa.rotary and gqa.rotary.table_rows is not None]
     rows += position_tables(model)
-    vocab_size = _vocab_size(model)
     return ModelSpec(
         layers=layers,
-        vocab_size=vocab_size,
-        num_embeddings=_num_embeddings(model, vocab_size),
+        vocab_size=_vocab_size(model),
+        num_embeddings=num_embeddings(model),
         max_positions=min(rows) if rows else None,
         has_position_ids="position_ids" in _input_names(model),
     )
@@ -158,8 +157,11 @@ def _vocab_size(model: ov.Model) -> int:
     return width
 
 
-def _num_embeddings(model: ov.Model, vocab_size: int) -> int:
-    """Rows of the table that input_ids look up; the width of the logits where no table is found."""
+def num_embeddings(model: ov.Model) -> int:
+    """Rows of the table that input_ids look up; the width of the logits where no table is found.
+
+    Raises ModelError where the width is not static either.
+    """
     for target in model.input("input_ids").get_target_inputs():
         node = target.get_node()
         if node.get_type_name() == "Convert":
@@ -167,4 +169,4 @@ def _num_embeddings(model: ov.Model, vocab_size: int) -> int:
         if node.get_type_name() == "Gather" and node.get_input_partial_shape(0)[0].is_static:
             rows: int = node.get_input_partial_shape(0)[0].get_length()
             return rows
-    return vocab_size
+    return _vocab_size(model)

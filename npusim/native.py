@@ -23,6 +23,9 @@ from openvino import Node
 
 from npusim.errors import InputError, ModelError, TrimError
 from npusim.model_file import read_model
+from npusim.model_spec import num_embeddings
+from npusim.speculative.target import checked_tokens
+from npusim.whole_number import shown, whole_number
 from transforms import node_label
 
 GQA_TYPE = "GroupQueryAttention"
@@ -66,6 +69,7 @@ class NativeModel:
         self._caches = [cache for node in nodes for cache in _caches_of(model, node)]
         self._input_types = _token_inputs(model, self._caches)
         self._logits_index = _output_index_by_name(model, "logits")
+        self._num_embeddings = num_embeddings(model)
         compiled = ov.Core().compile_model(model, "CPU", REFERENCE_PROPERTIES)
         self._request = compiled.create_infer_request()
         self._past: list[ov.Tensor] = []
@@ -83,12 +87,16 @@ class NativeModel:
         self._num_stored_tokens = 0
 
     def feed(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Logits float32 [1, n, vocab] of n further tokens. Raises InputError for an empty block."""
-        if not tokens:
+        """Logits float32 [1, n, vocab] of n further tokens.
+
+        Raises InputError for an empty block and for what are no token ids of the model.
+        """
+        checked = checked_tokens(tokens, self._num_embeddings, "the block")
+        if not checked:
             raise InputError("feed: got no token; give at least one")
-        start, stop = self._num_stored_tokens, self._num_stored_tokens + len(tokens)
+        start, stop = self._num_stored_tokens, self._num_stored_tokens + len(checked)
         values = {
-            "input_ids": np.asarray(tokens),
+            "input_ids": np.array(checked),
             "attention_mask": np.ones(stop),
             "position_ids": np.arange(start, stop),
         }
@@ -104,18 +112,17 @@ class NativeModel:
 
     def trim(self, num_tokens: int) -> int:
         """Keep the first `num_tokens` tokens; return how many were dropped. Raises TrimError beyond."""
-        removed = self._num_stored_tokens - num_tokens
-        if num_tokens < 0 or removed < 0:
+        stored, kept = self._num_stored_tokens, whole_number(num_tokens)
+        if kept is None or not 0 <= kept <= stored:
             raise TrimError(
-                f"trim to {num_tokens} tokens: {self._num_stored_tokens} are stored; "
-                f"give 0 to {self._num_stored_tokens}"
+                f"trim to {shown(num_tokens)} tokens: {stored} are stored; give an integer from 0 to {stored}"
             )
-        if num_tokens == 0:
+        if kept == 0:
             self.reset()
-        elif removed:
-            self._past = [_copy(_first_rows(past, num_tokens)) for past in self._past]
-            self._num_stored_tokens = num_tokens
-        return removed
+        elif kept < stored:
+            self._past = [_copy(_first_rows(past, kept)) for past in self._past]
+            self._num_stored_tokens = kept
+        return stored - kept
 
 
 def _take_past_as_it_is(nodes: Sequence[Node]) -> None:

@@ -23,10 +23,12 @@ from npusim.kv_manager import CacheGroup
 from npusim.model_file import read_model
 from npusim.model_spec import read_spec
 from npusim.npuw_config import NPUWConfig, read_config
+from npusim.npuw_keys import check_keys
 from npusim.npuw_profile import NPUWLengths
 from npusim.stage import Stage
 from npusim.static_graph import LogitsArray
 from npusim.step_inputs import StepInputs, check_step
+from npusim.whole_number import shown, whole_number
 from transforms import DecompositionError, find_gqa
 from transforms.stateful import StatefulGQA
 
@@ -55,7 +57,9 @@ def compile_model(
     reason = unavailable_reason()
     if reason is not None:
         raise ModelError(f"{reason}; install the openvino wheel")
-    return NPUWCompiledLLM(read_model(model), checked_mapping(config))
+    checked = checked_mapping(config)
+    check_keys(checked)
+    return NPUWCompiledLLM(read_model(model), checked)
 
 
 class NPUWCompiledLLM:
@@ -152,9 +156,8 @@ class NPUWInferRequest(InferRequest):
 
     def can_trim(self, num_tokens: int) -> bool:
         """Whether NPUW can go back to `num_tokens` tokens and be right; never raises."""
-        if not self._is_length(num_tokens):
-            return False
-        return num_tokens == 0 or num_tokens >= self._earliest
+        length = self._length_of(num_tokens)
+        return length is not None and (length == 0 or length >= self._earliest)
 
     def takes_back_blocks(self, *, block_size: int, num_tokens: int) -> bool:
         """True: NPUW goes back to any position from the start of its last generate step on."""
@@ -166,11 +169,11 @@ class NPUWInferRequest(InferRequest):
 
         Raises TrimError, with nothing changed, where NPUW would answer wrong from there.
         """
-        self._check_trim(num_tokens)
-        removed = self._stored - num_tokens
-        if num_tokens == 0:
+        length = self._checked_length(num_tokens)
+        removed = self._stored - length
+        if length == 0:
             self.reset_state()
-        self._stored = num_tokens
+        self._stored = length
         return removed
 
     def reset_state(self) -> None:
@@ -238,23 +241,27 @@ class NPUWInferRequest(InferRequest):
                 f"cache full: {length} tokens at position {step.start} need {step.start + length} slots, the "
                 f"capacity is {self.capacity}; raise NPUW_LLM_MIN_RESPONSE_LEN, or trim or reset"
             )
-        self._check_trim(step.start)
+        self._checked_length(step.start)
 
-    def _is_length(self, num_tokens: int) -> bool:
-        return isinstance(num_tokens, int | np.integer) and 0 <= num_tokens <= self._stored
+    def _length_of(self, num_tokens: object) -> int | None:
+        length = whole_number(num_tokens)
+        return length if length is not None and 0 <= length <= self._stored else None
 
-    def _check_trim(self, num_tokens: int) -> None:
-        if not self._is_length(num_tokens):
+    def _checked_length(self, num_tokens: int) -> int:
+        """num_tokens as an int; TrimError unless `can_trim`."""
+        length = self._length_of(num_tokens)
+        if length is None:
             raise TrimError(
-                f"trim to {num_tokens} tokens, {self._stored} are stored; keep an integer 0..{self._stored}"
+                f"trim to {shown(num_tokens)} tokens, {self._stored} are stored; keep an integer "
+                f"0..{self._stored}"
             )
-        if self.can_trim(num_tokens):
-            return
-        raise TrimError(
-            f"a rewind to position {num_tokens}: NPUW goes back no further than {self._earliest} (the start "
-            "of its last block, or the end of the prompt) and would answer wrong without an error; prefill "
-            "anew"
-        )
+        if not self.can_trim(length):
+            raise TrimError(
+                f"a rewind to position {length}: NPUW goes back no further than {self._earliest} (the start "
+                "of its last block, or the end of the prompt) and would answer wrong without an error; "
+                "prefill anew"
+            )
+        return length
 
 
 @dataclass(frozen=True, kw_only=True)

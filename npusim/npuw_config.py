@@ -19,7 +19,8 @@ UNPARTITIONED = {
 
 DEVICES = "NPUW_DEVICES"
 
-_SHARED_KEYS = frozenset(option.key for option in OPTIONS if not option.key.startswith("NPUSIM_"))
+SHARED_KEYS = frozenset(option.key for option in OPTIONS if not option.key.startswith("NPUSIM_"))
+"""Those that the simulator takes too."""
 _DEFAULTS = {"NPU_USE_NPUW": "YES", "NPUW_LLM": "YES", DEVICES: "CPU"}
 _CPU_PRECISION = {"INFERENCE_PRECISION_HINT": "f32"}
 """A CPU with bfloat16 units would compute in those, and ten times less exactly."""
@@ -52,8 +53,8 @@ def read_config(config: Mapping[str, ConfigValue], max_positions: int | None) ->
     own = sorted(key for key in config if key.startswith("NPUSIM_"))
     if own:
         raise ConfigError(f"{own[0]} is an option of the simulator; NPUW has no such choice, leave it out")
-    known = {key: value for key, value in config.items() if key in _SHARED_KEYS}
-    passed_on = {key: spell(value) for key, value in config.items() if key not in _SHARED_KEYS}
+    known = {key: value for key, value in config.items() if key in SHARED_KEYS}
+    passed_on = {key: spell(value) for key, value in config.items() if key not in SHARED_KEYS}
     asked = LLMConfig.from_mapping(known)
     chosen = {key: spell(value) for key, value in known.items()}
     prompt = asked.max_prompt_len

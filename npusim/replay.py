@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from npusim.errors import NpuSimError
-from npusim.trace import StepRecord, Traced, logits_sha256, step_values
+from npusim.trace import StepRecord, Traced, TraceError, logits_sha256, step_values
 
 _TIMES = frozenset({"host_seconds", "graph_seconds"})
 
@@ -58,10 +58,18 @@ def replay(records: Iterable[StepRecord], request: Replayable) -> ReplayResult:
 
     A request that keeps records (`step_listener`) is compared in every field but the times, any other in its
     logits and its errors.
+
+    Raises TraceError for what is no record.
     """
+    if not isinstance(records, Iterable):
+        raise TraceError(f"records is a {type(records).__name__}; give the records of a trace")
     request.reset_state()
     num_equal = 0
     for expected in records:
+        if not isinstance(expected, StepRecord):
+            raise TraceError(
+                f"record {num_equal} is a {type(expected).__name__}; give StepRecords, as a trace holds them"
+            )
         if not expected.error and expected.positions[0] == 0:
             request.reset_state()  # a conversation began here, perhaps after a reset, which leaves no record
         field = _first_difference(expected, got := _recorded_again(expected, request))

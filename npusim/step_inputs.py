@@ -58,6 +58,9 @@ def as_tensor(name: str, value: TensorLike) -> ov.Tensor:
     array = _as_array(name, value)
     if array.dtype.kind not in "iufb":
         raise InputError(f"{name} is {array.dtype}; an integer type such as int64 is needed")
+    array = array.astype(
+        array.dtype.newbyteorder("="), copy=False
+    )  # OpenVINO knows the machine's order alone
     return ov.Tensor(array, shared_memory=array.flags.c_contiguous and array.flags.writeable)
 
 

@@ -12,12 +12,20 @@ ROOT = Path(__file__).parents[1]
 
 # From the bottom to the top: a part imports parts of lower lines alone. A new part needs a place here.
 LINES = (
-    ("errors", "stage", "byte_vocabulary", "cache_element", "config_choices", "layer_numbers"),
+    (
+        "errors",
+        "stage",
+        "byte_vocabulary",
+        "cache_element",
+        "config_choices",
+        "layer_numbers",
+        "whole_number",
+    ),
     ("layout", "tensor_slice", "npuw_profile", "config_values", "byte_tokenizer", "model_rules"),
     ("onnx_attention", "config_options"),
     ("finite_rows", "config", "model_spec", "onnx_refusals", "reference", "trace"),
     ("kv_manager", "model_digest", "model_file", "npuw_config", "probe_model", "trace_reader"),
-    ("cache_plan",),
+    ("cache_plan", "npuw_keys"),
     ("memory", "static_graph"),
     ("graphs", "sanitizer", "step_inputs"),
     ("step_recorder",),
@@ -123,7 +131,7 @@ def test_oracles_share_nothing_with_what_they_judge(helper: str) -> None:
 def test_the_harness_works_on_any_request(module: str) -> None:
     """It knows the interface and the records of calls, and not the simulator behind them."""
     inside = {part_of(name) for name in imports(ALL[module]) if top(name) in ("npusim", "transforms")}
-    assert inside <= {"speculative", "errors", "trace"}
+    assert inside <= {"speculative", "errors", "trace", "whole_number"}
 
 
 @pytest.mark.parametrize("module", modules("npusim"))

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from npusim.errors import InputError, TrimError
-from npusim.reference.numbers import check_count, is_integer
+from npusim.reference.numbers import check_count, is_integer, real_array
 from npusim.reference.options import Array, AttentionOptions, Positions, checked_array, rotate
 
 
@@ -105,15 +105,18 @@ class AttentionHistory:
         attention_bias: ArrayLike | None = None,
     ) -> Array:
         """One run of the op on S new rows: append, attend -> [1, S, H * Dv]. Refused whole or done whole."""
-        if np.shape(query)[2:3] != np.shape(key)[2:3]:
-            raise InputError(f"query {np.shape(query)} and key {np.shape(key)} must have the same rows")
+        q, k = checked_array("query", query), checked_array("key", key)
+        if q.shape[2] != k.shape[2]:
+            raise InputError(f"query {q.shape} and key {k.shape} must have the same rows")
         before = (self._key, self._value, self._positions, self._length)
+        output: Array | None = None
         try:
-            self.append(key, value, position_ids=position_ids)
-            return self.attend(query, position_ids=position_ids, attention_bias=attention_bias)
-        except InputError:
-            self._key, self._value, self._positions, self._length = before
-            raise
+            self.append(k, value, position_ids=position_ids)
+            output = self.attend(q, position_ids=position_ids, attention_bias=attention_bias)
+            return output
+        finally:
+            if output is None:
+                self._key, self._value, self._positions, self._length = before
 
     def trim(self, num_tokens: int) -> int:
         """Forgets every row from position `num_tokens` on; returns by how much the length fell."""
@@ -223,7 +226,7 @@ def _checked_bias(given: ArrayLike | None, num_heads: int, rows: int, total: int
     """The bias as [1, H, S, at least T]; zeros when there is none."""
     if given is None:
         return np.zeros((1, num_heads, rows, total))
-    bias = np.asarray(given, np.float64)
+    bias = real_array("attention_bias", given).astype(np.float64)
     if bias.ndim != 4 or bias.shape[:3] not in ((1, 1, rows), (1, num_heads, rows)) or bias.shape[3] < total:
         expected = f"[1, {num_heads} or 1, {rows}, at least {total}]"
         raise InputError(f"attention_bias has shape {bias.shape}, it must be {expected}")

@@ -14,11 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npusim.errors import ConfigError, InputError
-from npusim.reference.numbers import check_rows, is_integer
+from npusim.reference.numbers import check_rows, is_finite_number, is_integer
 
 Rows: TypeAlias = NDArray[np.floating[Any]]
 Mask: TypeAlias = NDArray[np.bool_]
 Indices: TypeAlias = NDArray[np.int64]
+
+FLOATS = (np.float16, np.float32, np.float64)
 
 
 class CacheSizing(Enum):
@@ -92,9 +94,13 @@ class CacheConfig:
         self._check_least("v_head_size", self.value_size, 1)
         self._check_least("window_slack", self.window_slack, 0)
         self._check_windows()
+        # A list stays the caller's, and a small integer type of numpy's would overflow in sums.
+        object.__setattr__(self, "windows", tuple(int(window) for window in self._windows))
+        for name in (*counts, "window_slack"):
+            object.__setattr__(self, name, int(getattr(self, name)))
         if not isinstance(self.sizing, CacheSizing):
             raise ConfigError(f"sizing is {self.sizing!r}; give CacheSizing.STATIC or CacheSizing.DYNAMIC")
-        if self.dtype not in (np.float16, np.float32, np.float64):
+        if self.dtype not in FLOATS:
             raise ConfigError(f"dtype is {self.dtype}; give np.float16, np.float32 or np.float64")
 
     @staticmethod
@@ -116,7 +122,8 @@ class CacheConfig:
 
     @property
     def _windows(self) -> tuple[int, ...]:
-        return tuple(self.windows) if isinstance(self.windows, tuple | list) else (self.windows,)
+        given = self.windows if isinstance(self.windows, tuple | list) else (self.windows,)
+        return tuple(given)
 
     @property
     def value_size(self) -> int:
@@ -153,7 +160,17 @@ def band_spec(num_new: int, num_keys: int, window: int) -> AttendSpec:
     """The spec of S new rows that end an unbroken run of T keys in the order of their positions.
 
     Row i is key T - S + i, so with the distance d = (T - S + i) - j key j is seen iff 0 <= d (< window).
+    Raises InputError unless 1 <= S <= T and window is -1 (none) or 1 or more.
     """
+    for name, number in (("num_new", num_new), ("num_keys", num_keys), ("window", window)):
+        if not is_integer(number):
+            raise InputError(f"{name} is {number!r}; give an integer")
+    if not 1 <= num_new <= num_keys:
+        raise InputError(
+            f"{num_new} new rows and {num_keys} keys; a step has a row, and each row its own key"
+        )
+    if window == 0 or window < -1:
+        raise InputError(f"window is {window}; give -1 for none, or 1 or more (it counts the query)")
     windowed = 0 < window < num_keys
     if num_new == 1 and not windowed:
         return AttendSpec(MaskKind.NONE)
@@ -181,13 +198,12 @@ def attend_spec(
 
     In float64 whatever the inputs, then cast to `out_dtype`. `scale` None is H**-0.5; `head_sink` [N] is a
     logit per head that takes weight and gives no value. Keys that are not seen do not enter the arithmetic.
+    Raises InputError for what does not fit, and for a row that sees no key.
     """
-    for name, rows in (("query", query), ("key", key), ("value", value)):
-        check_rows(name, rows)
+    _check_attended(query, key, value)
     num_heads, num_new, head_size = query.shape[1:]
     kv_num_heads, num_keys = key.shape[1:3]
-    if num_heads % kv_num_heads:
-        raise InputError(f"{num_heads} query heads are no multiple of {kv_num_heads} key/value heads")
+    _check_options(num_heads, scale, head_sink, out_dtype)
     visible = _visible(spec, num_new, num_keys)
     factor = head_size**-0.5 if scale is None else scale
     sink = np.full(num_heads, -np.inf) if head_sink is None else head_sink.astype(np.float64)
@@ -203,8 +219,38 @@ def attend_spec(
     return output
 
 
+def _check_attended(query: Rows, key: Rows, value: Rows) -> None:
+    """InputError unless the three are [B, N, S, H], [B, K, T, H] and [B, K, T, V], and K divides N."""
+    for name, rows in (("query", query), ("key", key), ("value", value)):
+        check_rows(name, rows)
+        if rows.ndim != 4 or 0 in rows.shape:
+            raise InputError(
+                f"{name} has shape {rows.shape}; give [batch, heads, rows, size], none of them 0"
+            )
+    if (query.shape[0], query.shape[3]) != (key.shape[0], key.shape[3]) or key.shape[:3] != value.shape[:3]:
+        raise InputError(
+            f"query {query.shape}, key {key.shape} and value {value.shape}: query and key must agree in "
+            "batch and head size, key and value in batch, heads and rows"
+        )
+    if query.shape[1] % key.shape[1]:
+        raise InputError(f"{query.shape[1]} query heads are no multiple of {key.shape[1]} key/value heads")
+
+
+def _check_options(num_heads: int, scale: object, head_sink: Rows | None, out_dtype: object) -> None:
+    if scale is not None and not is_finite_number(scale):
+        raise InputError(f"scale is {scale!r}; give a finite number, or None for head_size**-0.5")
+    if head_sink is not None:
+        check_rows("head_sink", head_sink)
+        if head_sink.shape != (num_heads,) or not np.isfinite(head_sink).all():
+            raise InputError(f"head_sink is {head_sink}; give a finite logit for each of {num_heads} heads")
+    if out_dtype not in FLOATS:
+        raise InputError(f"out_dtype is {out_dtype}; give np.float16, np.float32 or np.float64")
+
+
 def _visible(spec: AttendSpec, num_new: int, num_keys: int) -> Mask:
     """The spec as [S, T]; InputError where it does not fit, or leaves a row without a key."""
+    if not isinstance(spec, AttendSpec):
+        raise InputError(f"the spec is a {type(spec).__name__}; give an AttendSpec")
     match spec.kind:
         case MaskKind.NONE:
             return np.ones((num_new, num_keys), np.bool_)

@@ -10,7 +10,7 @@ import numpy as np
 
 from npusim.errors import InputError
 from npusim.reference.caches import Indices, Mask
-from npusim.reference.numbers import check_count
+from npusim.reference.numbers import check_count, check_rows
 
 
 @dataclass(frozen=True)
@@ -88,20 +88,48 @@ class FlatStep:
     sequences: Indices
     last_rows: dict[int, int]
 
+    def __post_init__(self) -> None:
+        axes = {"tokens": self.tokens, "positions": self.positions, "sequences": self.sequences}
+        for name, numbers in axes.items():
+            check_rows(name, numbers)
+            if numbers.dtype.kind not in "iu" or numbers.shape != (self.tokens.size,) or not numbers.size:
+                raise InputError(
+                    f"{name} is {numbers.dtype} {numbers.shape}; give an integer for each token, "
+                    f"[{self.tokens.size}], and at least one token"
+                )
+        last_rows = {sequence: row for row, sequence in enumerate(self.sequences.tolist())}
+        if self.last_rows != last_rows:
+            raise InputError(f"last_rows is {self.last_rows}; of these sequences it is {last_rows}")
+
 
 def flatten_step(feeds: Mapping[int, tuple[Sequence[int], int]]) -> FlatStep:
     """Lays `{sequence: (tokens, first position)}` one after the other, in the order given."""
-    if not feeds or not all(tokens for tokens, _ in feeds.values()):
-        raise InputError("a step needs at least one sequence, and each sequence at least one token")
-    for sequence, (given, first) in feeds.items():
-        check_count("sequence", sequence)
-        check_count(f"the first position of sequence {sequence}", first)
-        for token in given:
-            check_count(f"a token of sequence {sequence}", token)
-    tokens = [token for sequence_tokens, _ in feeds.values() for token in sequence_tokens]
-    positions = [first + i for given, first in feeds.values() for i in range(len(given))]
-    sequences = [sequence for sequence, (given, _) in feeds.items() for _ in given]
+    if not isinstance(feeds, Mapping) or not feeds:
+        raise InputError(f"{_NEEDED}; got {feeds!r}")
+    checked = {sequence: _checked_feed(sequence, feed) for sequence, feed in feeds.items()}
+    tokens = [token for sequence_tokens, _ in checked.values() for token in sequence_tokens]
+    positions = [first + i for given, first in checked.values() for i in range(len(given))]
+    sequences = [sequence for sequence, (given, _) in checked.items() for _ in given]
     last_rows = {sequence: row for row, sequence in enumerate(sequences)}
     return FlatStep(
         np.array(tokens, np.int64), np.array(positions, np.int64), np.array(sequences, np.int64), last_rows
     )
+
+
+_NEEDED = "a step needs at least one sequence, and each sequence at least one token"
+
+
+def _checked_feed(sequence: object, feed: tuple[Sequence[int], int]) -> tuple[list[int], int]:
+    """Tokens and first position of a sequence as Python integers."""
+    check_count("sequence", sequence)
+    try:
+        given, first = feed
+        tokens = list(given)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"sequence {sequence}: {error}; give (tokens, first position)") from error
+    if not tokens:
+        raise InputError(f"{_NEEDED}; sequence {sequence} has none")
+    check_count(f"the first position of sequence {sequence}", first)
+    for token in tokens:
+        check_count(f"a token of sequence {sequence}", token)
+    return [int(token) for token in tokens], int(first)

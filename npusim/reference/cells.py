@@ -82,6 +82,7 @@ class CellReferenceCache:
 
     def seq_len(self, sequence: int) -> int:
         """One past the highest position of a sequence; 0 for one that has none."""
+        check_count("sequence", sequence)
         return self._tags.length_of(sequence)
 
     def begin_step(self, step: FlatStep) -> None:
@@ -90,9 +91,11 @@ class CellReferenceCache:
         The lowest free cells are planned for it. Nothing is changed before the last layer is served.
         """
         self._refuse_step("begin another step")
-        for sequence in step.last_rows:
+        if not isinstance(step, FlatStep):
+            raise InputError(f"a step is a {type(step).__name__}; give what flatten_step returns")
+        for sequence in np.unique(step.sequences).tolist():
             given = step.positions[step.sequences == sequence]
-            expected = self.seq_len(sequence) + np.arange(given.size)
+            expected = self._tags.length_of(sequence) + np.arange(given.size)
             if sequence < 0 or not np.array_equal(given, expected):
                 raise InputError(
                     f"sequence {sequence}: positions {given.tolist()} must be {expected.tolist()}, "
@@ -106,7 +109,7 @@ class CellReferenceCache:
         cells = self._tags.free[: step.positions.size]
         tags = self._tags.with_claims(cells, step.positions, step.sequences)
         base = AttendSpec.explicit(tags.visible(step.sequences, step.positions))
-        self._plan = _Plan(tags, np.array(cells, np.int64), step.positions.copy(), base)
+        self._plan = _Plan(tags, np.array(cells, np.int64), step.positions.astype(np.int64), base)
 
     def update_and_fetch(
         self, layer: int, key: Rows, value: Rows, position: Indices

@@ -1,5 +1,6 @@
 """One sequence per batch row, stored by position: full layers whole, windowed layers in a ring of rows."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -87,10 +88,11 @@ class ContiguousReferenceCache:
         key_history = np.concatenate([past_key, new_key], axis=2)  # [B, K, T, H]
         value_history = np.concatenate([past_value, new_value], axis=2)  # [B, K, T, V]
         spec = step.spec_for(self._config.window(layer), key_history.shape[2])
-        step.rows[layer] = (new_key, new_value)
-        self._step = step
-        if len(step.rows) == self._config.num_layers:
-            self._commit(step)
+        rows = {**step.rows, layer: (new_key, new_value)}
+        if len(rows) == self._config.num_layers:
+            self._commit(step.position, rows)
+        else:
+            step.rows, self._step = rows, step
         return key_history, value_history, spec
 
     def abandon_step(self) -> None:
@@ -163,7 +165,7 @@ class ContiguousReferenceCache:
                     f"step of {position.size} at length {self._length} needs "
                     f"{self._length + position.size} rows, capacity is {self._config.capacity}"
                 )
-            return _Step(position=position.copy())
+            return _Step(position=position.astype(np.int64))
         if layer in step.rows:
             raise InputError(
                 f"layer {layer} was served already at positions {step.position.tolist()}; "
@@ -176,11 +178,20 @@ class ContiguousReferenceCache:
             )
         return step
 
-    def _commit(self, step: _Step) -> None:
-        for layer, (key, value) in step.rows.items():
-            num_slots = self._config.num_slots(layer)
-            kept = slice(max(0, step.position.size - num_slots), None)  # the newest rows that fit
-            self._stores[layer].write(step.position[kept] % num_slots, key[:, :, kept], value[:, :, kept])
-        self._length += step.position.size
+    def _commit(self, position: Indices, rows: Mapping[int, tuple[Rows, Rows]]) -> None:
+        """Stores the rows of a whole step; what can fail, as memory can run out, before the first is written.
+
+        Else a ring would have lost rows to a step that never counted.
+        """
+        writes = []
+        for layer, (key, value) in rows.items():
+            store, num_slots = self._stores[layer], self._config.num_slots(layer)
+            kept = slice(max(0, position.size - num_slots), None)  # the newest rows that fit
+            slots = position[kept] % num_slots
+            store.reserve(slots)
+            writes.append((store, slots, key[:, :, kept], value[:, :, kept]))
+        for store, slots, key, value in writes:
+            store.write(slots, key, value)
+        self._length += position.size
         self._high_water = max(self._high_water, self._length)
         self._step = None

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from npusim.errors import ConfigError, InputError
-from npusim.reference.numbers import is_integer
+from npusim.reference.numbers import is_finite_number, is_integer, real_array
 
 Array = NDArray[np.float64]
 Positions = NDArray[np.int64]
@@ -26,7 +26,7 @@ class Rotary:
     interleaved: bool = False
 
     def __post_init__(self) -> None:
-        cos, sin = np.array(self.cos, np.float64), np.array(self.sin, np.float64)
+        cos, sin = _own_numbers("rotary cos", self.cos), _own_numbers("rotary sin", self.sin)
         if cos.ndim != 2 or cos.shape != sin.shape or 0 in cos.shape:
             raise ConfigError(
                 f"rotary tables of shapes {cos.shape} and {sin.shape}: cos and sin must be two equal, "
@@ -57,20 +57,28 @@ class AttentionOptions:
             raise ConfigError(f"local_window_size is {window!r}: it must be -1 (no window) or at least 1")
         if window != -1 and not self.causal:
             raise ConfigError(f"local_window_size is {window} with causal=0: a window needs causal=1")
-        if not np.isfinite(self.scale):
-            raise ConfigError(f"scale is {self.scale}: it must be finite; 0 means 1 / sqrt(head_size)")
+        if not is_finite_number(self.scale):
+            raise ConfigError(f"scale is {self.scale!r}: it must be finite; 0 means 1 / sqrt(head_size)")
+        if self.rotary is not None and not isinstance(self.rotary, Rotary):
+            raise ConfigError(f"rotary is {self.rotary!r}: it must be a Rotary, or None for no rotation")
         if self.head_sink is not None:
-            sink = np.array(self.head_sink, np.float64)
+            sink = _own_numbers("head_sink", self.head_sink)
             if sink.ndim != 1 or not np.isfinite(sink).all():
                 raise ConfigError(f"head_sink is {sink}: it must be one finite logit for each query head")
             object.__setattr__(self, "head_sink", sink)
 
 
+def _own_numbers(name: str, given: ArrayLike) -> Array:
+    """A float64 copy; ConfigError for what is no array of real numbers."""
+    try:
+        return np.array(real_array(name, given), np.float64)
+    except InputError as error:
+        raise ConfigError(str(error)) from error
+
+
 def checked_array(name: str, given: ArrayLike) -> Array:
     """`given` as float64 [1, heads, rows, channels]; InputError if it is anything else."""
-    raw = np.asarray(given)
-    if raw.dtype.kind not in "fiu":
-        raise InputError(f"{name} has type {raw.dtype}, it must be real numbers")
+    raw = real_array(name, given)
     if raw.ndim != 4 or raw.shape[0] != 1 or 0 in raw.shape:
         raise InputError(
             f"{name} has shape {raw.shape}, it must be [1, heads, rows, head size], no dimension 0"
@@ -98,7 +106,7 @@ def rotate(rows: ArrayLike, rotary: Rotary, positions: ArrayLike) -> Array:
 
 
 def _checked_positions(given: ArrayLike, rows: int, table_rows: int) -> Positions:
-    positions = np.asarray(given)
+    positions = real_array("rotary positions", given)
     if positions.dtype.kind not in "iu" or positions.size != rows:
         raise InputError(
             f"rotary positions of shape {positions.shape}, type {positions.dtype}: give one integer for each "

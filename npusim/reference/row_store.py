@@ -42,7 +42,7 @@ class RowStore:
 
     def write(self, slots: Indices, key: Rows, value: Rows) -> None:
         """Puts key [B, K, S, H] and value [B, K, S, V] at S slots, growing first where one lies beyond."""
-        self._reserve(int(slots.max()) + 1)
+        self.reserve(slots)
         self._key[:, :, slots] = key
         self._value[:, :, slots] = value
 
@@ -50,12 +50,15 @@ class RowStore:
         """Copies of the rows at the slots, in their order."""
         return self._key[:, :, slots], self._value[:, :, slots]
 
-    def _reserve(self, rows: int) -> None:
+    def reserve(self, slots: Indices) -> None:
+        """Grows, keys and values or neither, until the slots are there."""
+        rows = int(slots.max()) + 1
         if rows <= self.num_rows:
             return
         more = min(self._limit, max(rows, 2 * self.num_rows)) - self.num_rows
-        self._key = np.concatenate([self._key, self._zeros(more, self._config.head_size)], axis=2)
-        self._value = np.concatenate([self._value, self._zeros(more, self._config.value_size)], axis=2)
+        key = np.concatenate([self._key, self._zeros(more, self._config.head_size)], axis=2)
+        value = np.concatenate([self._value, self._zeros(more, self._config.value_size)], axis=2)
+        self._key, self._value = key, value
 
     def _zeros(self, rows: int, size: int) -> Rows:
         shape = (self._config.batch_size, self._config.kv_num_heads, rows, size)

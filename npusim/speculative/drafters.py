@@ -6,7 +6,7 @@ A guess may be short or empty, never longer than asked.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import compress, count
+from itertools import compress, count, islice
 from operator import ne
 from typing import Protocol, runtime_checkable
 
@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from npusim.errors import ConfigError, InputError
-from npusim.speculative.target import LogitRows, Target, feed, whole_number
+from npusim.speculative.target import LogitRows, Target, feed
+from npusim.whole_number import shown, whole_number
 
 
 @runtime_checkable
@@ -105,7 +106,10 @@ class PromptLookup:
     def __post_init__(self) -> None:
         size = whole_number(self.max_ngram)
         if size is None or size < 1:
-            raise ConfigError(f"max_ngram is {self.max_ngram!r}; a lookup needs a tail of 1 or more tokens")
+            raise ConfigError(
+                f"max_ngram is {shown(self.max_ngram)}; a lookup needs a tail of 1 or more tokens"
+            )
+        object.__setattr__(self, "max_ngram", size)
 
     def propose(self, tokens: Sequence[int], num_tokens: int) -> list[int]:
         sequence = np.asarray(tokens)
@@ -138,4 +142,4 @@ class Scripted:
             raise InputError(f"script is {self.script!r}; a function of the tokens and a number is needed")
 
     def propose(self, tokens: Sequence[int], num_tokens: int) -> list[int]:
-        return list(self.script(tokens, num_tokens))
+        return list(islice(self.script(tokens, num_tokens), num_tokens + 1))  # enough to see one too many

@@ -15,8 +15,9 @@ import numpy.typing as npt
 from npusim.errors import CapacityError, ConfigError, InputError
 from npusim.speculative.drafters import Drafter, DraftModel
 from npusim.speculative.sampling import Greedy, SamplingRule
-from npusim.speculative.target import KnowsRewinds, Target, checked_tokens, feed, whole_number
+from npusim.speculative.target import KnowsRewinds, Target, checked_tokens, feed
 from npusim.trace import StepRecord, Traced
+from npusim.whole_number import shown, whole_number
 
 _GREEDY = Greedy()
 
@@ -105,20 +106,21 @@ def generate(
     _check_roles(target, drafter, sampler, on_step)
     prompt = checked_tokens(prompt_ids, target.vocab_size, "prompt_ids")
     _check_prompt(target, prompt)
-    _check_numbers(target, max_new_tokens=max_new_tokens, eos_token_id=eos_token_id)
-    _check_drafting(target, drafter, num_draft_tokens)
+    limit = _checked_limit(max_new_tokens)
+    end_token = _checked_end_token(target, eos_token_id)
+    most_drafts = _checked_drafting(target, drafter, num_draft_tokens)
     if drafter is not None:
-        _check_rewinds(target, num_draft_tokens, len(prompt) + max_new_tokens - 1)
-    if max_new_tokens == 0:
+        _check_rewinds(target, most_drafts, len(prompt) + limit - 1)
+    if limit == 0:
         return Generation(tokens=[], steps=(), finish_reason=FinishReason.LENGTH)
 
     verifier = sampler.verifier()
-    sequence = _Sequence(prompt, limit=max_new_tokens, eos_token_id=eos_token_id, capacity=target.capacity)
+    sequence = _Sequence(prompt, limit=limit, eos_token_id=end_token, capacity=target.capacity)
     with _reporting(target, on_step) as report:
         report(sequence.emit(0, verifier.verify(feed(target, prompt, 0)[-1:], []), proposed=0))
         steps: list[Step] = []
         while (reason := sequence.finish_reason) is None:
-            wanted = min(num_draft_tokens, target.max_generation_tokens - 1, sequence.room_for_drafts)
+            wanted = min(most_drafts, target.max_generation_tokens - 1, sequence.room_for_drafts)
             draft = _proposal(drafter, sequence.tokens, wanted, target.vocab_size)
             position = len(sequence.tokens) - 1
             rows = feed(target, [sequence.tokens[-1], *draft], position)
@@ -194,9 +196,10 @@ def _proposal(drafter: Drafter | None, tokens: list[int], wanted: int, vocab_siz
     if drafter is None or wanted < 1:
         return []
     # A copy: what a drafter does to its list must not reach the sequence.
-    draft = checked_tokens(drafter.propose(list(tokens), wanted), vocab_size, "the draft")
+    proposed = drafter.propose(list(tokens), wanted)
+    draft = checked_tokens(proposed, vocab_size, "the draft", most=wanted + 1)
     if len(draft) > wanted:
-        raise InputError(f"the drafter proposed {len(draft)} tokens and was asked for {wanted} at most")
+        raise InputError(f"the drafter proposed more than the {wanted} tokens that it was asked for")
     return draft
 
 
@@ -229,26 +232,30 @@ def _check_prompt(target: Target, prompt: list[int]) -> None:
         )
 
 
-def _check_numbers(target: Target, *, max_new_tokens: int, eos_token_id: int | None) -> None:
+def _checked_limit(max_new_tokens: int) -> int:
     limit = whole_number(max_new_tokens)
     if limit is None or limit < 0:
-        raise InputError(f"max_new_tokens is {max_new_tokens!r}; it must be an integer of 0 or more")
-    if eos_token_id is None:
-        return
+        raise InputError(f"max_new_tokens is {shown(max_new_tokens)}; it must be an integer of 0 or more")
+    return limit
+
+
+def _checked_end_token(target: Target, eos_token_id: int | None) -> int | None:
     eos = whole_number(eos_token_id)
-    if eos is None or not 0 <= eos < target.vocab_size:
+    if eos_token_id is not None and (eos is None or not 0 <= eos < target.vocab_size):
         raise InputError(
-            f"eos_token_id is {eos_token_id!r}, outside the vocabulary of the target: integers from 0 to "
-            f"{target.vocab_size - 1}; leave it out to generate up to max_new_tokens"
+            f"eos_token_id is {shown(eos_token_id)}, outside the vocabulary of the target: integers from 0 "
+            f"to {target.vocab_size - 1}; leave it out to generate up to max_new_tokens"
         )
+    return eos
 
 
-def _check_drafting(target: Target, drafter: Drafter | None, num_draft_tokens: int) -> None:
+def _checked_drafting(target: Target, drafter: Drafter | None, num_draft_tokens: int) -> int:
+    """The most drafts of a step; refuses a drafter that does not suit the target."""
     least = 0 if drafter is None else 1
     number = whole_number(num_draft_tokens)
     if number is None or number < least:
         raise InputError(
-            f"num_draft_tokens is {num_draft_tokens!r}; it must be an integer of {least} or more"
+            f"num_draft_tokens is {shown(num_draft_tokens)}; it must be an integer of {least} or more"
             + (" with a drafter; leave the drafter out to decode plainly" if drafter else "")
         )
     if drafter is not None and target.max_generation_tokens < 2:
@@ -262,6 +269,7 @@ def _check_drafting(target: Target, drafter: Drafter | None, num_draft_tokens: i
             f"the draft model has a vocabulary of {drafter.vocab_size} tokens, the target one of "
             f"{target.vocab_size}; a draft model must share the target's"
         )
+    return number
 
 
 def _check_rewinds(target: Target, num_draft_tokens: int, num_tokens: int) -> None:

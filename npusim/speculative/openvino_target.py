@@ -11,7 +11,8 @@ import numpy.typing as npt
 from openvino import InferRequest, Tensor
 
 from npusim.errors import CapacityError, InputError, ModelError, TrimError
-from npusim.speculative.target import TokenArray, checked_tokens, whole_number
+from npusim.speculative.target import TokenArray, checked_tokens
+from npusim.whole_number import shown, whole_number
 
 _FED = frozenset({"input_ids", "attention_mask", "position_ids", "beam_idx"})
 
@@ -43,7 +44,6 @@ class OpenVINOTarget:
         sequence_axis: int = 2,
     ) -> None:
         self._request = request
-        self._sequence_axis = sequence_axis
         self._inputs = _input_names(request)
         self.capacity = _limit("capacity", capacity)
         self.max_generation_tokens = _limit(
@@ -56,9 +56,11 @@ class OpenVINOTarget:
                 "the model has no variable states, so no KV cache to rewind; make it stateful, or compile "
                 "the original with npusim.compile_model"
             )
+        self._sequence_axis = _sequence_axis(request, sequence_axis)
         self._stored = 0
         self._rows_in_doubt = False
         self.reset_state()
+        self._check_empty()
 
     @property
     def num_stored_tokens(self) -> int:
@@ -97,18 +99,30 @@ class OpenVINOTarget:
 
     def trim(self, num_tokens: int) -> int:
         """Keep the first `num_tokens` tokens; the number dropped. TrimError for more than are stored."""
-        if not self.can_trim(num_tokens):
+        kept = whole_number(num_tokens)
+        if kept is None or not self.can_trim(kept):
             raise TrimError(
-                f"trim to {num_tokens} tokens: {self._stored} are stored; keep an integer 0..{self._stored}"
+                f"trim to {shown(num_tokens)} tokens: {self._stored} are stored; keep an integer "
+                f"0..{self._stored}"
             )
-        dropped = self._stored - num_tokens
-        self._cut(num_tokens)
+        dropped = self._stored - kept
+        self._cut(kept)
         return dropped
 
     def reset_state(self) -> None:
         self._request.reset_state()
         self._stored = 0
         self._rows_in_doubt = False
+
+    def _check_empty(self) -> None:
+        """InputError where states without a token have rows on the axis said to count tokens."""
+        for state in self._request.query_state():
+            shape = list(state.state.shape)
+            if shape[self._sequence_axis]:
+                raise InputError(
+                    f"sequence_axis is {self._sequence_axis}, on which state {state.name} {shape} has rows "
+                    "before any token is stored; give the axis that grows with the tokens"
+                )
 
     def _cut(self, num_tokens: int) -> None:
         """Shorten every state to `num_tokens` rows."""
@@ -136,22 +150,31 @@ class OpenVINOTarget:
 
     def _checked(self, inputs: Mapping[str, TokenArray]) -> tuple[TokenArray, int]:
         """input_ids [1, n] and the position of its first token; all that can be refused is refused here."""
+        if not isinstance(inputs, Mapping):
+            raise InputError(f"inputs is a {type(inputs).__name__}; give a mapping from input name to array")
         unknown = set(inputs) - {"input_ids", "position_ids"}
         if unknown or "input_ids" not in inputs:
-            raise InputError(f"inputs are input_ids and, if wanted, position_ids; got {sorted(inputs)}")
-        input_ids = np.asarray(inputs["input_ids"])
+            raise InputError(f"inputs are input_ids and, if wanted, position_ids; got {list(inputs)}")
+        input_ids = _as_array("input_ids", inputs["input_ids"])
         if input_ids.ndim != 2 or input_ids.shape[0] != 1 or input_ids.shape[1] == 0:
             raise InputError(f"input_ids has shape {list(input_ids.shape)}; it must be [1, n] with n >= 1")
         checked_tokens(input_ids[0], self.vocab_size, "input_ids")
         count = input_ids.shape[1]
-        position_ids = np.asarray(inputs.get("position_ids", self._stored + np.arange(count)[None]))
-        start = int(position_ids.flat[0]) if position_ids.size else -1
-        if start < 0 or not np.array_equal(position_ids, start + np.arange(count)[None]):
-            raise InputError(
-                f"position_ids must be [1, {count}], consecutive from 0 or more; got {position_ids.tolist()}"
-            )
+        start = self._first_position(inputs, count)
         self._check_room(start, count)
         return input_ids.astype(np.int64, copy=False), start
+
+    def _first_position(self, inputs: Mapping[str, TokenArray], count: int) -> int:
+        if "position_ids" not in inputs:
+            return self._stored
+        position_ids = _as_array("position_ids", inputs["position_ids"])
+        given = position_ids.tolist()
+        start = int(position_ids.flat[0]) if position_ids.dtype.kind in "iu" and position_ids.size else -1
+        if start < 0 or given != [list(range(start, start + count))]:
+            raise InputError(
+                f"position_ids must be [1, {count}], integers consecutive from 0 or more; got {given}"
+            )
+        return start
 
     def _check_room(self, start: int, count: int) -> None:
         prefill = start == 0 and count > 1
@@ -183,6 +206,23 @@ def _input_names(request: InferRequest) -> list[str]:
     return names
 
 
+def _as_array(name: str, value: TokenArray) -> npt.NDArray[np.generic]:
+    try:
+        return np.asarray(value)
+    except ValueError as error:  # rows of different length
+        raise InputError(f"{name} is no array: {error}; it must be [1, n]") from error
+
+
+def _sequence_axis(request: InferRequest, value: object) -> int:
+    axis = whole_number(value)
+    least_rank = min(len(state.state.shape) for state in request.query_state())
+    if axis is None or not -least_rank <= axis < least_rank:
+        raise InputError(
+            f"sequence_axis is {shown(value)}; the states have {least_rank} axes, 0 to {least_rank - 1}"
+        )
+    return axis
+
+
 def _vocab_size(request: InferRequest) -> int:
     for port in request.model_outputs:
         if "logits" in port.get_names():
@@ -196,5 +236,5 @@ def _vocab_size(request: InferRequest) -> int:
 def _limit(name: str, value: object) -> int:
     number = whole_number(value)
     if number is None or number < 1:
-        raise InputError(f"{name} is {value!r}; it must be an integer of at least 1")
+        raise InputError(f"{name} is {shown(value)}; it must be an integer of at least 1")
     return number

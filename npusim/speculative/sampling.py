@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from npusim.errors import ConfigError, ModelError
-from npusim.speculative.target import LogitRows, whole_number
+from npusim.speculative.target import LogitRows
+from npusim.whole_number import shown, whole_number
 
 Weights = npt.NDArray[np.float64]  # [vocab_size], a probability distribution
 
@@ -63,14 +64,23 @@ class Sampler:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not (_is_real(self.temperature) and isfinite(self.temperature) and self.temperature >= 0):
-            raise ConfigError(f"temperature is {self.temperature!r}; it must be a number, 0 (greedy) or more")
-        if not _is_count(self.top_k):
-            raise ConfigError(f"top_k is {self.top_k!r}; it must be 0 (no cut) or a number of tokens to keep")
-        if not (_is_real(self.top_p) and 0 < self.top_p <= 1):
-            raise ConfigError(f"top_p is {self.top_p!r}; it must be above 0 and at most 1 (no cut)")
-        if not _is_count(self.seed):
-            raise ConfigError(f"seed is {self.seed!r}; it must be a whole number of 0 or more")
+        temperature, top_p = _finite(self.temperature), _finite(self.top_p)
+        top_k, seed = whole_number(self.top_k), whole_number(self.seed)
+        if temperature is None or temperature < 0:
+            raise ConfigError(
+                f"temperature is {shown(self.temperature)}; it must be a number, 0 (greedy) or more"
+            )
+        if top_k is None or top_k < 0:
+            raise ConfigError(
+                f"top_k is {shown(self.top_k)}; it must be 0 (no cut) or a number of tokens to keep"
+            )
+        if top_p is None or not 0 < top_p <= 1:
+            raise ConfigError(f"top_p is {shown(self.top_p)}; it must be above 0 and at most 1 (no cut)")
+        if seed is None or seed < 0:
+            raise ConfigError(f"seed is {shown(self.seed)}; it must be a whole number of 0 or more")
+        plain = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+        for name, value in plain.items():
+            object.__setattr__(self, name, value)  # a Fraction, say, is nothing that numpy computes with
 
     def verifier(self) -> Verifier:
         return _GreedyVerifier() if self.temperature == 0 else _SamplingVerifier(self)
@@ -139,13 +149,15 @@ class _SamplingVerifier:
         return int(np.searchsorted(cumulative, point, side="right"))
 
 
-def _is_real(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _is_count(value: object) -> bool:
-    number = whole_number(value)
-    return number is not None and number >= 0
+def _finite(value: object) -> float | None:
+    """A real number of any type as a float; None for what is none, infinite, NaN or beyond a float."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if isfinite(number) else None
 
 
 def _normalised(weights: Weights) -> Weights:

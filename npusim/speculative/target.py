@@ -1,6 +1,7 @@
 """What the speculative harness asks of a model: the request interface, and one way to feed it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from operator import index
 from typing import Protocol, runtime_checkable
 
@@ -8,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from npusim.errors import InputError, ModelError
+from npusim.whole_number import shown
 
 TokenArray = npt.NDArray[np.int64]
 LogitRows = npt.NDArray[np.floating]  # [n, vocab_size], one row per token fed
@@ -97,18 +99,15 @@ def feed(target: Target, tokens: Sequence[int], position: int) -> LogitRows:
     return newest
 
 
-def whole_number(value: object) -> int | None:
-    """`value` as an int; None for what is no integer: 2.0 and True are none."""
-    try:
-        return None if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
-    except TypeError:
-        return None
+def checked_tokens(
+    values: Iterable[int] | npt.NDArray[np.integer], vocab_size: int, what: str, *, most: int | None = None
+) -> list[int]:
+    """`values` as Python ints; InputError, naming `what`, unless all are token ids below `vocab_size`.
 
-
-def checked_tokens(values: Sequence[int] | npt.NDArray[np.integer], vocab_size: int, what: str) -> list[int]:
-    """`values` as Python ints; InputError, naming `what`, unless all are token ids below `vocab_size`."""
+    most: how many are read; whoever gives them may have no end.
+    """
     try:
-        given = list(values)
+        given = list(islice(values, most))
         tokens = [index(value) for value in given]
     except TypeError as error:
         raise InputError(f"{what} must be a flat sequence of integers: {error}") from error
@@ -117,7 +116,7 @@ def checked_tokens(values: Sequence[int] | npt.NDArray[np.integer], vocab_size: 
             raise InputError(f"token {place} of {what} is {given[place]}; a token id is an integer")
         if not 0 <= token < vocab_size:
             raise InputError(
-                f"token {place} of {what} is {token}, outside the vocabulary of the target: "
+                f"token {place} of {what} is {shown(token)}, outside the vocabulary of the target: "
                 f"0 to {vocab_size - 1}"
             )
     return tokens

@@ -185,12 +185,12 @@ def test_a_step_past_the_capacity(layout: str, commit: str) -> None:
     assert_refused(request, lambda: feed(request, [1], 28), CapacityError, message)
 
 
-@pytest.mark.parametrize("num_tokens", [-1, 8, 1.5, "3", None])
+@pytest.mark.parametrize("num_tokens", [-1, 8, 1.5, "3", None, True])
 def test_a_trim_to_what_is_no_length(num_tokens: object) -> None:
     request, tokens = new_request(), text(9)
     feed(request, tokens[:STORED], 0)
     assert not request.can_trim(num_tokens)
-    message = f"trim to {num_tokens} tokens, but 7 are stored; give an integer from 0 to 7"
+    message = f"trim to {num_tokens!r} tokens, but 7 are stored; give an integer from 0 to 7"
     assert_refused(request, lambda: request.trim(num_tokens), TrimError, message)
     assert request.trim(np.int64(6)) == 1
     assert_fresh(TINY, feed(request, [4], 6), [*tokens[:6], 4])

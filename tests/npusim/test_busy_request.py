@@ -7,7 +7,8 @@ import pytest
 from model_files import READABLE
 
 import npusim
-from npusim.errors import CapacityError, NpuSimError
+from npusim.errors import CapacityError, InputError, NpuSimError
+from npusim.replay import replay
 from npusim.static_graph import StaticGraph
 from npusim.trace import StepRecord
 
@@ -101,3 +102,17 @@ def test_what_is_trimmed_is_counted_after_a_prefill_that_failed_in_its_midst(
     request.step_listener = records.append
     request.infer({**BLOCK, "position_ids": np.array([[3, 4]])})
     assert [record.trimmed for record in records] == [1], "four were stored"
+
+
+def test_a_refused_call_does_not_hide_what_a_trim_before_it_took(compiled: npusim.CompiledLLM) -> None:
+    """Nor may it in the replay, where the trim and the call after it are one."""
+    records: list[StepRecord] = []
+    request = compiled.create_infer_request()
+    request.step_listener = records.append
+    request.infer({"input_ids": np.array([PROMPT])})
+    request.trim(3)
+    with pytest.raises(InputError, match="would be a gap"):
+        request.infer({**BLOCK, "position_ids": np.array([[6, 7]])})
+    request.infer(BLOCK)
+    assert [(record.error, record.trimmed) for record in records] == [("", 0), ("InputError", 0), ("", 2)]
+    assert replay(records, compiled.create_infer_request()).difference is None

@@ -117,10 +117,21 @@ def test_bad_calls_are_refused_and_change_nothing():
     model.trim(20)
     with pytest.raises(InputError, match="feed: got no token"):
         model.feed([])
-    for wrong in (-1, 21):
-        with pytest.raises(TrimError, match=f"trim to {wrong} tokens: 20 are stored"):
+    for wrong in (-1, 21, True, 1.5, "3", None):
+        with pytest.raises(TrimError, match=f"trim to {wrong!r} tokens: 20 are stored"):
             model.trim(wrong)
-    np.testing.assert_allclose(model.feed(tokens[20:]), expected[:, 20:], rtol=0, atol=1e-5)
+    size = expected.shape[2]
+    for bad, message in (
+        ([-1], "token 0 of the block is -1"),
+        ([0, size], f"token 1 of the block is {size}"),
+    ):
+        with pytest.raises(InputError, match=f"{message}, outside the vocabulary"):
+            model.feed(bad)
+    for odd in (None, [1.7], ["a"], [[1, 2]], [True]):
+        with pytest.raises(InputError, match="the block"):
+            model.feed(odd)
+    assert model.num_stored_tokens == 20
+    np.testing.assert_allclose(model.feed(np.array(tokens[20:])), expected[:, 20:], rtol=0, atol=1e-5)
 
 
 def test_unusable_files_are_refused(tmp_path):

@@ -122,9 +122,9 @@ def test_rewinds_below_the_last_block_are_refused(request_: NPUWInferRequest, or
         request_.trim(11)
     with pytest.raises(TrimError, match="goes back no further than 12"):
         call(request_, [5], 11)
-    for outside in (14, -1, 12.5, "12", None):
+    for outside in (14, -1, 12.5, "12", None, True):
         assert not request_.can_trim(outside)
-        with pytest.raises(TrimError, match=rf"trim to {outside} tokens, 13 are stored; .* 0\.\.13"):
+        with pytest.raises(TrimError, match=rf"trim to {outside!r} tokens, 13 are stored; .* 0\.\.13"):
             request_.trim(outside)
     assert request_.num_stored_tokens == 13
     assert request_.trim(12) == 1

@@ -13,6 +13,7 @@ from ort_runner import OrtModel
 from npusim import npuw
 from npusim.errors import CapacityError, ConfigError, ModelError
 from npusim.npuw_config import read_config
+from npusim.npuw_keys import check_keys
 
 _UNAVAILABLE = npuw.unavailable_reason()
 pytestmark = pytest.mark.skipif(_UNAVAILABLE is not None, reason=str(_UNAVAILABLE))
@@ -80,6 +81,34 @@ def test_bad_configurations_are_refused() -> None:
         npuw.compile_model(path, {"NPU_USE_NPUW": "NO"})
     with pytest.raises(ModelError, match="NPUW does not compile the model"):
         npuw.compile_model(path, {**LENGTHS, "NPUW_DEVICES": "NONE_SUCH"})
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [
+        ("npuw_llm_max_prompt_len", "NPUW_LLM_MAX_PROMPT_LEN"),
+        ("npuw_f16ic", "NPUW_F16IC"),
+        ("NPWU_LLM_MAX_PROMPT_LEN", "NPUW_LLM_MAX_PROMPT_LEN"),
+        ("inference_precision_hint", "INFERENCE_PRECISION_HINT"),
+        ("INFERENCE_NUM_THREAD", "INFERENCE_NUM_THREADS"),
+        ("CACHE_DIRS", "CACHE_DIR"),
+        ("FULL_DEVICE_NAME", ""),
+        ("WHATEVER", ""),
+    ],
+)
+def test_a_key_that_nobody_knows_is_refused(key: str, nearest: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown config key '{key}'; the nearest known one is {nearest}"):
+        npuw.compile_model(READABLE["llama"], {key: "64"})
+
+
+def test_keys_of_the_devices_are_known() -> None:
+    """Of the CPU, listed or not, of the NPU, and of NPUW."""
+    check_keys({"INFERENCE_NUM_THREADS": 1, "SNIPPETS_MODE": "DISABLE", "CACHE_DIR": "", "NPUW_F16IC": False})
+
+
+def test_an_option_of_its_own_that_npuw_does_not_know_is_refused() -> None:
+    with pytest.raises(ModelError, match="Option 'NPUW_TYPO' is not supported"):
+        npuw.compile_model(READABLE["llama"], {**LENGTHS, **WHOLE_GRAPH, "NPUW_TYPO": "1"})
 
 
 def test_switches_are_handed_on_as_openvino_spells_them() -> None:

@@ -13,7 +13,7 @@ from npusim.errors import CapacityError, InputError
 from npusim.replay import Difference, ReplayResult, replay
 from npusim.speculative import PromptLookup, Scripted, generate
 from npusim.stage import Stage
-from npusim.trace import StepRecord, TraceHeader, TraceWriter, step_values
+from npusim.trace import StepRecord, TraceError, TraceHeader, TraceWriter, step_values
 from npusim.trace_reader import read_trace
 
 HEADER = TraceHeader(
@@ -143,3 +143,16 @@ def test_a_refused_call_is_made_with_what_it_was_given() -> None:
         records[0], tokens=(3, 5), positions=(1, 2, 3), error="InputError", logits_sha256="", windows=()
     )
     assert replay([refused, *records[:3]], Untraced(toy())).difference is None
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        ([*recorded()[:2], 1], "record 2 is a int; give StepRecords"),
+        ([{"stage": "prefill"}], "record 0 is a dict"),
+        (None, "records is a NoneType; give the records of a trace"),
+    ],
+)
+def test_what_is_no_record_is_refused(records: list[StepRecord], message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        replay(records, toy())

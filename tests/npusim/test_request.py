@@ -91,6 +91,13 @@ def test_a_shared_tensor_is_read_when_infer_runs() -> None:
         assert_fresh(TINY, request.infer()["logits"], tokens[: position + 1])
 
 
+def test_an_input_of_the_other_byte_order_is_handed_out_as_the_numbers_it_holds() -> None:
+    request, tokens = new_request(), text(3)
+    request.set_tensor("input_ids", np.array([tokens], ">i8"))
+    assert request.get_tensor("input_ids").data.tolist() == [tokens]
+    assert_fresh(TINY, request.infer()["logits"], tokens)
+
+
 def test_get_tensor_hands_out_inputs_and_logits() -> None:
     request, tokens = new_request(), text(8)
     with pytest.raises(InputError, match="logits are not there yet; call infer first"):

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import product
 from math import sqrt
 
@@ -112,11 +113,22 @@ def test_rows_without_a_distribution_are_refused(bad: list[float]) -> None:
         ({"temperature": "warm"}, "temperature is 'warm'"),
         ({"temperature": True}, "temperature is True"),
         ({"temperature": None}, "temperature is None"),
+        ({"temperature": 10**400}, "temperature is 10+; it must be a number"),
+        ({"temperature": 10**5000}, "temperature is <an integer of 16610 bits>; it must be"),
+        ({"top_p": Fraction(3, 2)}, r"top_p is Fraction\(3, 2\)"),
     ],
 )
 def test_settings_that_cannot_hold_are_refused(arguments: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Sampler(**arguments)  # type: ignore[arg-type]
+
+
+def test_settings_are_plain_numbers_whatever_was_given() -> None:
+    given = Sampler(temperature=Fraction(1, 2), top_k=np.uint8(2), top_p=np.float32(0.75), seed=np.int8(3))
+    assert given == Sampler(temperature=0.5, top_k=2, top_p=0.75, seed=3)
+    logits = np.array([1.0, 0.0, 2.0], np.float32)
+    weights = Sampler(temperature=Fraction(1, 2), top_p=Fraction(9, 10)).distribution(logits)
+    np.testing.assert_array_equal(weights, Sampler(temperature=0.5, top_p=0.9).distribution(logits))
 
 
 # -- speculative sampling against exact enumeration: 3 tokens, logits that depend on the whole prefix --------

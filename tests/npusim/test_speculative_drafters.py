@@ -201,5 +201,10 @@ def test_lookup_takes_a_tail_of_at_least_one(max_ngram: object) -> None:
         PromptLookup(max_ngram)
 
 
+def test_lookup_takes_any_integer_type() -> None:
+    tokens = list(range(300)) * 2
+    assert PromptLookup(np.uint8(3)).propose(tokens, 2) == PromptLookup(3).propose(tokens, 2) == [0, 1]
+
+
 def test_a_script_is_asked_with_the_sequence_and_the_number() -> None:
     assert Scripted(lambda tokens, n: (tokens[-1], n)).propose([4, 6], 3) == [6, 3]

@@ -268,3 +268,24 @@ def test_greedy_takes_the_lowest_id_of_equals_and_refuses_what_is_no_number() ->
     assert Greedy().verifier().verify(rows, [2]) == [1], "a row after a rejection is not looked at"
     with pytest.raises(ModelError, match="row 1 are not numbers: NaN at token 2"):
         Greedy().verifier().verify(rows, [1])
+
+
+class Named:
+    """An integer of another type."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __index__(self) -> int:
+        return self.value
+
+
+def test_numbers_of_any_integer_type() -> None:
+    target, prompt = ToyTarget(capacity=300, max_prompt_len=64), [3] * 60
+    plain = generate(target, prompt, max_new_tokens=200)
+    drafts = {"drafter": Scripted(truth_after), "num_draft_tokens": np.uint8(3)}
+    assert len(plain.tokens) == 200
+    assert generate(target, prompt, max_new_tokens=np.uint8(200)) == plain
+    assert generate(target, prompt, max_new_tokens=Named(200), **drafts).tokens == plain.tokens
+    ended = generate(target, PROMPT, max_new_tokens=40, eos_token_id=Named(TRUTH[4]))
+    assert (ended.tokens, ended.finish_reason) == (TRUTH[: TRUTH.index(TRUTH[4]) + 1], FinishReason.EOS)

@@ -1,5 +1,7 @@
 """What the decode loop refuses, and that it does so before anything runs."""
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 import pytest
 from tiny_llm import new_request, text
@@ -125,7 +127,7 @@ def test_a_target_without_room_for_a_draft_refuses_a_drafter() -> None:
 @pytest.mark.parametrize(
     ("draft", "message"),
     [
-        ([1, 2, 3], "the drafter proposed 3 tokens and was asked for 2 at most"),
+        ([1, 2, 3], "the drafter proposed more than the 2 tokens that it was asked for"),
         ([1, 11], "token 1 of the draft is 11, outside the vocabulary of the target: 0 to 10"),
         ([-1], "token 0 of the draft is -1, outside"),
         ([2.0], "the draft must be a flat sequence of integers: 'float' object"),
@@ -138,6 +140,26 @@ def test_a_draft_that_breaks_the_agreement_is_refused_before_it_is_fed(
     with pytest.raises(InputError, match=message):
         generate(target, PROMPT, max_new_tokens=9, drafter=Scripted(lambda *_: draft), num_draft_tokens=2)
     assert target.stored == PROMPT
+
+
+class Endless:
+    """Yields tokens as long as it is asked."""
+
+    def __init__(self) -> None:
+        self.yielded = 0
+
+    def propose(self, _tokens: Sequence[int], _num_tokens: int) -> Iterator[int]:
+        while self.yielded < 100:
+            self.yielded += 1
+            yield 1
+
+
+def test_a_draft_without_an_end_is_read_no_further_than_one_too_many() -> None:
+    drafter, script = Endless(), Endless()
+    for asked, source in ((drafter, drafter), (script, Scripted(script.propose))):
+        with pytest.raises(InputError, match="more than the 2 tokens that it was asked for"):
+            generate(ToyTarget(), PROMPT, max_new_tokens=9, drafter=source, num_draft_tokens=2)
+        assert asked.yielded == 3
 
 
 WRONG = Scripted(lambda _tokens, num_tokens: [0] * num_tokens)
