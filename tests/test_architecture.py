@@ -12,11 +12,11 @@ ROOT = Path(__file__).parents[1]
 
 # From the bottom to the top: a part imports parts of lower lines alone. A new part needs a place here.
 LINES = (
-    ("errors", "stage", "byte_vocabulary", "cache_element", "config_choices", "layer_numbers"),
-    ("layout", "tensor_slice", "npuw_profile", "config_values", "byte_tokenizer", "model_rules"),
-    ("onnx_attention", "config_options"),
-    ("finite_rows", "config", "model_spec", "onnx_refusals", "reference", "trace"),
-    ("kv_manager", "model_digest", "model_file", "npuw_config", "probe_model", "trace_reader"),
+    ("errors", "stage", "byte_vocabulary", "cache_element", "config_choices", "data_flow"),
+    ("layer_numbers", "layout", "tensor_slice", "npuw_profile", "config_values", "byte_tokenizer"),
+    ("mask_use", "model_rules", "onnx_attention", "config_options", "token_mixing"),
+    ("finite_rows", "config", "look_ups", "onnx_refusals", "reference", "trace"),
+    ("kv_manager", "model_digest", "model_file", "model_spec", "npuw_config", "probe_model", "trace_reader"),
     ("cache_plan",),
     ("memory", "static_graph"),
     ("graphs", "sanitizer", "step_inputs"),

@@ -239,7 +239,7 @@ def test_a_models_own_lengths_are_fitted_to_its_tables() -> None:
     model = ov.Core().read_model(build(TINY))
     llm = npusim.compile_model(model, {"NPUW_LLM_MIN_RESPONSE_LEN": 30})
     assert (llm.config.max_prompt_len, llm.config.capacity) == (11, 40)
-    with pytest.raises(ConfigError, match="need 128 positions, the model's rotary tables have 40"):
+    with pytest.raises(ConfigError, match="need 128 positions, the model's shortest table has 40"):
         npusim.compile_model(model)
 
 
