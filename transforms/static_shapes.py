@@ -6,8 +6,10 @@ import openvino as ov
 from openvino import Output, PartialShape
 from openvino.passes import ModelPass
 
+from transforms.attention_parts import parameter_behind
 from transforms.errors import DecompositionError
 from transforms.gqa_node import GQANode, find_gqa, read_gqa
+from transforms.gqa_rules import LARGEST
 
 
 class StaticShapes(ModelPass):
@@ -66,7 +68,7 @@ class StaticShapes(ModelPass):
             length = self._length_for(gqa)
             shape = PartialShape([1, gqa.kv_num_heads, length, gqa.cache_channels])
             for past in (gqa.past_key, gqa.past_value):
-                shapes[_parameter_behind(past, gqa.name).get_friendly_name()] = shape
+                shapes[parameter_behind(past, gqa.name).get_friendly_name()] = shape
         return shapes
 
     def _length_for(self, gqa: GQANode) -> int:
@@ -90,16 +92,16 @@ class StaticShapes(ModelPass):
 
         Those of the tokens are set even where the model fixes them: its lengths are those of another block.
         """
-        shape, name = source.get_partial_shape(), source.get_any_name()
-        if name in ("input_ids", "position_ids"):
+        shape, names = source.get_partial_shape(), source.get_names()
+        if names & {"input_ids", "position_ids"}:
             return PartialShape([1, self._sequence_length])
-        if name == "attention_mask":
+        if "attention_mask" in names:
             return PartialShape([1, self._attention_length])
         if shape.is_static:
             return shape
         raise DecompositionError(
-            f"input {name} has shape {shape}; only input_ids, attention_mask, position_ids and the caches of "
-            "GroupQueryAttention may be dynamic"
+            f"input {source.get_any_name()} has shape {shape}; only input_ids, attention_mask, position_ids "
+            "and the caches of GroupQueryAttention may be dynamic"
         )
 
 
@@ -120,23 +122,14 @@ def _check_lengths(
             f"attention_length={attention_length}; the first is at least 1, the second at least 0, the third "
             "at least their sum"
         )
+    longest = max([least, *mask])
+    if longest > LARGEST:
+        raise DecompositionError(f"a length of {longest}; lengths are counted in 32 bits, at most {LARGEST}")
 
 
 def _reason(error: RuntimeError) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
-
-
-def _parameter_behind(past: Output, name: str) -> ov.Node:
-    source = past.get_node()
-    if source.get_type_name() == "Convert":
-        source = source.input_value(0).get_node()
-    if source.get_type_name() != "Parameter":
-        raise DecompositionError(
-            f"{name}: its past comes from {source.get_friendly_name()} ({source.get_type_name()}); "
-            "a model input is needed"
-        )
-    return source
 
 
 def _check_static(model: ov.Model) -> None:

@@ -223,9 +223,7 @@ def test_chunks_of_a_prompt_that_sees_itself_whole() -> None:
 
 def test_rotary_tables_must_cover_every_position() -> None:
     """A config of 11 tokens needs 11 rows: positions 0 to 10."""
-    with pytest.raises(
-        ConfigError, match=r"LEN=8 and .*LEN=4 need 11 positions, the .* tables have 10; lower"
-    ):
+    with pytest.raises(ConfigError, match=r"LEN=8 and .*LEN=4 need 11 positions, the .* table has 10; lower"):
         npusim.compile_model(ov.Core().read_model(build(TinyModel(windows=(4,), max_positions=10))), SMALL)
     enough = TinyModel(windows=(4,), max_positions=11)
     request = npusim.compile_model(ov.Core().read_model(build(enough)), SMALL).create_infer_request()
