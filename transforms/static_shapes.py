@@ -16,8 +16,9 @@ class StaticShapes(ModelPass):
     """Batch 1, S tokens in the block, C past rows per layer, an attention_mask of a fixed length.
 
     `past_length` is one C for all nodes or a mapping from node name (`node_label`) to C. The mask is
-    `attention_length` long, C + S where nothing else is said. The head size of the caches may be symbolic:
-    it follows from the query's. Run it before DecomposeGQA.
+    `attention_length` long, the longest C + S where nothing else is said. It may be shorter with a mapping
+    alone: a window-sized cache may have more rows than there are tokens. The head size of the caches may be
+    symbolic: it follows from the query's. Run it before DecomposeGQA.
 
     Raises DecompositionError for an input whose role is unknown, for a node of `past_length` that is not
     there, for shapes that the graph cannot have and for a dimension that stays dynamic; the shapes of the
@@ -115,16 +116,18 @@ def _check_lengths(
             f"sequence_length={sequence_length!r}, past_length={past_length!r}, "
             f"attention_length={attention_length!r}; whole numbers are needed"
         )
-    least = sequence_length + max(pasts, default=0)
+    longest = sequence_length + max(pasts, default=0)
+    least = sequence_length if isinstance(past_length, Mapping) else longest
     if sequence_length < 1 or min(pasts, default=0) < 0 or any(length < least for length in mask):
         raise DecompositionError(
             f"sequence_length={sequence_length}, past_length={past_length}, "
             f"attention_length={attention_length}; the first is at least 1, the second at least 0, the third "
-            "at least their sum"
+            f"at least {least}"
         )
-    longest = max([least, *mask])
-    if longest > LARGEST:
-        raise DecompositionError(f"a length of {longest}; lengths are counted in 32 bits, at most {LARGEST}")
+    if max([longest, *mask]) > LARGEST:
+        raise DecompositionError(
+            f"a length of {max([longest, *mask])}; lengths are counted in 32 bits, at most {LARGEST}"
+        )
 
 
 def _reason(error: RuntimeError) -> str:

@@ -144,13 +144,17 @@ def test_ids_that_look_no_table_up() -> None:
 
 
 def test_computed_rotary_positions_are_free() -> None:
-    """Angles outside of the op, of any position."""
-    angles = [
+    """Angles outside of the op, of any position; and experts that are chosen by what becomes of them."""
+    nodes = [
         make("Cast", "position_ids", "numbers", to=TensorProto.FLOAT),
         make("Unsqueeze", "numbers last_axis", "column"),
         make("MatMul", "column frequencies", "angles"),
         make("Cos", "angles", "turned"),
-        make("Mul", "embedded turned", "hidden.0"),
+        make("ArgMax", "turned", "chosen", axis=-1, keepdims=0),
+        make("Gather", "experts chosen", "added"),
+        make("Add", "embedded added", "hidden.0"),
     ]
-    edit = with_hidden(*angles, last_axis=[2], frequencies=np.ones((1, HIDDEN_SIZE), np.float32))
+    edit = with_hidden(
+        *nodes, last_axis=[2], frequencies=np.ones((1, HIDDEN_SIZE), np.float32), experts=TABLE
+    )
     assert read(edit).max_positions == 40

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import onnx
 import pytest
 from onnx import ModelProto, NodeProto, TensorProto
 from onnx_edits import Edit, edited, insert, make, with_hidden
 from tiny_model import HIDDEN_SIZE, TinyModel, build
 
 from npusim import ModelError
+from npusim.check import check_model
 from npusim.model_spec import read_spec
 
 CONSTANTS = {
@@ -87,6 +91,17 @@ MIXES: dict[str, tuple[list[NodeProto], str]] = {
     "sums of products": (
         [TURNED, make("MatMul", "turned embedded", "sums"), make("MatMul", "embedded sums", "hidden.0")],
         r"sums \(MatMul\)",
+    ),
+    "sums of all rows before": (
+        [
+            make("Cast", "position_ids", "numbers", to=TensorProto.FLOAT),
+            make("Shape", "numbers", "shape"),
+            make("Slice", "shape axis_1 end", "rows"),
+            make("Concat", "axis_1 rows rows", "square_shape", axis=0),
+            make("ConstantOfShape", "square_shape", "ones_of_tokens"),
+            make("MatMul", "ones_of_tokens embedded", "hidden.0"),
+        ],
+        r"hidden.0 \(MatMul\)",
     ),
     "pairs": (
         [
@@ -170,3 +185,11 @@ def test_lengths_from_positions_are_free() -> None:
         next(node for node in model.graph.node if list(node.output) == ["seqlens_k"]).input[0] = "largest"
 
     check(edit)
+
+
+def test_check_reports_it(tmp_path: Path) -> None:
+    model = onnx.load_model_from_string(build(TinyModel(windows=(-1, 5))))
+    hidden(make("CumSum", "embedded axis_of_sums", "hidden.0"))(model)
+    onnx.save(model, tmp_path / "edited.onnx")
+    (refusal,) = check_model(tmp_path / "edited.onnx").refusals
+    assert refusal.startswith("hidden.0 (CumSum), which goes into")
