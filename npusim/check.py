@@ -78,12 +78,12 @@ def _judge_by_model(attention: OnnxAttention, model: ov.Model) -> tuple[list[Ref
     if any(judged):
         return judged, ()
     try:
-        spec = read_spec(model)
         refused = dict(_refusals_when_static(model))
         judged = [refused.get(layer.name, ()) for layer in attention.layers]
         if not any(judged):
+            spec = read_spec(model)
             config = LLMConfig(max_prompt_len=max(_BLOCKS), min_response_len=1).fitted(spec.max_positions)
-            lower_block(model, spec, plan_caches(spec, config), max(_BLOCKS), config.capacity)
+            lower_block(model, plan_caches(spec, config), max(_BLOCKS), config.capacity)
     except ModelError as error:
         return judged, (str(error),)
     return judged, ()

@@ -43,7 +43,7 @@ class CompiledLLM:
             for capacity in self.config.generate_capacities
         }
         self.generate_models = {
-            capacity: lower_block(model, self.spec, caches, self.config.max_generation_token_len, capacity)
+            capacity: lower_block(model, caches, self.config.max_generation_token_len, capacity)
             for capacity, caches in self.variants.items()
         }
         self.compiled_prefill = self._compile(self.prefill_model, share_weights=True)
@@ -78,8 +78,8 @@ class CompiledLLM:
     def _lower_prefill(self, model: ov.Model) -> ov.Model:
         rows = self.config.chunk_size
         if self.config.prefill_hint is PrefillHint.STATIC:
-            return lower_whole_prefill(model, self.spec, self.caches, rows)
-        return lower_block(model, self.spec, self.caches, rows, self.config.capacity)
+            return lower_whole_prefill(model, self.caches, rows)
+        return lower_block(model, self.caches, rows, self.config.capacity)
 
 
 def _check_chunks(spec: ModelSpec, config: LLMConfig) -> None:

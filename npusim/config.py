@@ -121,7 +121,7 @@ class LLMConfig:
         if max_positions is not None and config.capacity > max_positions:
             raise ConfigError(
                 f"{MAX_PROMPT_LEN}={config.max_prompt_len} and {MIN_RESPONSE_LEN}={config.min_response_len} "
-                f"need {config.capacity} positions, the model's rotary tables have {max_positions}; "
+                f"need {config.capacity} positions, the model's shortest table has {max_positions}; "
                 "lower one of the two"
             )
         return config

@@ -20,13 +20,10 @@ from transforms import (
 )
 
 
-def lower_whole_prefill(
-    model: ov.Model, spec: ModelSpec, caches: tuple[LayerCache, ...], rows: int
-) -> ov.Model:
+def lower_whole_prefill(model: ov.Model, caches: tuple[LayerCache, ...], rows: int) -> ov.Model:
     """A prompt of up to `rows` tokens, right-aligned, without a past: input_ids and mask [1, rows]."""
     return _lower(
         model,
-        spec,
         [
             ConvertCache(_cache_types(caches)),
             StaticShapes(sequence_length=rows, past_length=0),
@@ -37,15 +34,12 @@ def lower_whole_prefill(
     )
 
 
-def lower_block(
-    model: ov.Model, spec: ModelSpec, caches: tuple[LayerCache, ...], rows: int, capacity: int
-) -> ov.Model:
+def lower_block(model: ov.Model, caches: tuple[LayerCache, ...], rows: int, capacity: int) -> ov.Model:
     """A block of up to `rows` tokens over the cache, a chunk or a step: mask [1, capacity + rows]."""
     lengths = {cache.layer.name: cache.layout.capacity for cache in caches}
     layouts = {cache.layer.name: cache.key_layout for cache in caches}
     return _lower(
         model,
-        spec,
         [
             ConvertCache(_cache_types(caches)),
             StaticShapes(sequence_length=rows, past_length=lengths, attention_length=capacity + rows),
@@ -74,7 +68,7 @@ def _cache_types(caches: tuple[LayerCache, ...]) -> dict[str, ov.Type]:
     return {cache.layer.name: cache.cache_type for cache in caches}
 
 
-def _lower(model: ov.Model, spec: ModelSpec, passes: list[ov.passes.ModelPass]) -> ov.Model:
+def _lower(model: ov.Model, passes: list[ov.passes.ModelPass]) -> ov.Model:
     lowered = model.clone()
     manager = Manager()
     for step in (*passes, FloatLogits()):
@@ -83,16 +77,4 @@ def _lower(model: ov.Model, spec: ModelSpec, passes: list[ov.passes.ModelPass]) 
         manager.run_passes(lowered)
     except DecompositionError as error:
         raise ModelError(str(error)) from error
-    _check_logits(lowered, spec)
     return lowered
-
-
-def _check_logits(lowered: ov.Model, spec: ModelSpec) -> None:
-    """Every row must have its logits: a model that keeps the last row alone cannot verify drafts."""
-    rows = lowered.input("input_ids").get_shape()[1]
-    shape = list(lowered.output("logits").get_shape())
-    if shape != [1, rows, spec.vocab_size]:
-        raise ModelError(
-            f"logits have shape {shape} for {rows} tokens; one row per token is needed, "
-            "export the model with logits for every position"
-        )

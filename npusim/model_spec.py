@@ -6,7 +6,10 @@ from dataclasses import dataclass
 import openvino as ov
 
 from npusim.errors import ModelError
-from npusim.model_rules import check_caches, check_mask_use, in_layer_order, position_tables
+from npusim.look_ups import max_positions, num_embeddings
+from npusim.mask_use import check_mask_use
+from npusim.model_rules import check_caches, check_labels, in_layer_order
+from npusim.token_mixing import BLOCKS, check_logits, check_token_mixing, with_block
 from transforms import DecompositionError, GQANode, find_gqa, read_gqa
 
 KNOWN_INPUTS = ("input_ids", "attention_mask", "position_ids")
@@ -72,22 +75,27 @@ def read_spec(model: ov.Model) -> ModelSpec:
         _read_layer(index, number, gqa, places)
         for index, (number, gqa) in enumerate(in_layer_order(gqas).items())
     )
+    check_labels(gqas)
     check_caches(gqas)
     _check_ports(model, gqas)
-    check_mask_use(model, gqas)
-    rows = [gqa.rotary.table_rows for gqa in gqas if gqa.rotary and gqa.rotary.table_rows is not None]
-    rows += position_tables(model)
+    vocab_size = _vocab_size(model)
+    static = model.clone()
+    with_block(static, BLOCKS[0])
+    check_logits(static, vocab_size)
+    check_mask_use(static)
+    positions = max_positions(model, static, gqas)
+    check_token_mixing(static)
     return ModelSpec(
         layers=layers,
-        vocab_size=_vocab_size(model),
+        vocab_size=vocab_size,
         num_embeddings=num_embeddings(model),
-        max_positions=min(rows) if rows else None,
+        max_positions=positions,
         has_position_ids="position_ids" in _input_names(model),
     )
 
 
 def _input_names(model: ov.Model) -> set[str]:
-    return {source.get_any_name() for source in model.inputs}
+    return {name for source in model.inputs for name in source.get_names()}
 
 
 def _check_ports(model: ov.Model, gqas: list[GQANode]) -> None:
@@ -99,10 +107,10 @@ def _check_ports(model: ov.Model, gqas: list[GQANode]) -> None:
         raise ModelError("the model has no output logits")
     caches = {past.get_node().get_friendly_name() for gqa in gqas for past in (gqa.past_key, gqa.past_value)}
     for source in model.inputs:
-        name = source.get_any_name()
-        if name not in KNOWN_INPUTS and source.get_node().get_friendly_name() not in caches:
+        known = source.get_names() & set(KNOWN_INPUTS)
+        if not known and source.get_node().get_friendly_name() not in caches:
             raise ModelError(
-                f"the model has an input {name} that npusim cannot fill; known are "
+                f"the model has an input {source.get_any_name()} that npusim cannot fill; known are "
                 f"{', '.join(KNOWN_INPUTS)} and the caches of GroupQueryAttention"
             )
 
@@ -155,18 +163,3 @@ def _vocab_size(model: ov.Model) -> int:
         )
     width: int = shape[2].get_length()
     return width
-
-
-def num_embeddings(model: ov.Model) -> int:
-    """Rows of the table that input_ids look up; the width of the logits where no table is found.
-
-    Raises ModelError where the width is not static either.
-    """
-    for target in model.input("input_ids").get_target_inputs():
-        node = target.get_node()
-        if node.get_type_name() == "Convert":
-            node = next(iter(node.output(0).get_target_inputs())).get_node()
-        if node.get_type_name() == "Gather" and node.get_input_partial_shape(0)[0].is_static:
-            rows: int = node.get_input_partial_shape(0)[0].get_length()
-            return rows
-    return _vocab_size(model)

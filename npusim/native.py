@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from openvino import Node
 
 from npusim.errors import InputError, ModelError, TrimError
+from npusim.look_ups import num_embeddings
 from npusim.model_file import read_model
-from npusim.model_spec import num_embeddings
 from npusim.speculative.target import checked_tokens
 from npusim.whole_number import shown, whole_number
 from transforms import node_label
@@ -183,9 +183,12 @@ def _token_inputs(model: ov.Model, caches: Sequence[_Cache]) -> dict[str, np.dty
     for parameter in model.inputs:
         if parameter.get_names() & of_caches:
             continue
-        name = parameter.get_any_name()
-        if name not in TOKEN_INPUTS:
-            raise ModelError(f"input {name} is unknown; known are {', '.join(TOKEN_INPUTS)} and the caches")
+        name = next(iter(parameter.get_names() & set(TOKEN_INPUTS)), None)
+        if name is None:
+            raise ModelError(
+                f"input {parameter.get_any_name()} is unknown; known are {', '.join(TOKEN_INPUTS)} and the "
+                "caches"
+            )
         types[name] = parameter.get_element_type().to_dtype()
     return types
 

@@ -275,8 +275,8 @@ class _Sizes:
 
 def _lower(model: ov.Model) -> _Sizes:
     """Bring a model of the caller's own to the stateful form, in place."""
-    names = {port.get_any_name() for port in model.inputs}
-    if names == _STATEFUL_INPUTS and not find_gqa(model):
+    is_stateful = all(port.get_names() & _STATEFUL_INPUTS for port in model.inputs) and len(model.inputs) == 4
+    if is_stateful and not find_gqa(model):
         width = model.output("logits").get_partial_shape()[2].get_length()
         return _Sizes(vocab_size=width, num_embeddings=width, max_positions=None)
     spec = read_spec(model)

@@ -57,17 +57,21 @@ class StaticGraph:
         self.graph_seconds = 0.0
 
     def load(self, tokens: TokenArray, start: int) -> None:
-        """Fill the inputs for `tokens` [n] at positions start .. start + n - 1, n <= S."""
+        """Fill the inputs for `tokens` [n] at positions start .. start + n - 1, n <= S.
+
+        Padding repeats the first token at its position, so its rows are as finite as the block's: weights of
+        zero would not keep a NaN of theirs out of attention.
+        """
         length = len(tokens)
         pad = self.num_rows - length
-        self._input_ids[0, :pad] = 0
+        self._input_ids[0, :pad] = tokens[0]
         self._input_ids[0, pad:] = tokens
         self._mask_past(start if self._past_length else 0)
         block = self._attention_mask[0, self._past_length :]
         block[:pad] = 0
         block[pad:] = 1
         if self._position_ids is not None:
-            self._position_ids[0, :pad] = 0
+            self._position_ids[0, :pad] = start
             self._position_ids[0, pad:] = np.arange(start, start + length)
 
     def run(self) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx
+import openvino as ov
+from numpy.typing import ArrayLike
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 Edit = Callable[[ModelProto], None]
@@ -96,5 +98,36 @@ def with_numbers_of_layers(numbers: Sequence[int]) -> Edit:
                 if name.startswith(f"{prefix}.{old}."):
                     return name.replace(f".{old}.", f".{new}.")
         return name
+
+    return edit
+
+
+def edited(serialized: bytes, edit: Edit) -> ov.Model:
+    """The model that OpenVINO reads from a file after the change."""
+    model = onnx.load_model_from_string(serialized)
+    edit(model)
+    return ov.Core().read_model(model.SerializeToString())
+
+
+def make(op: str, inputs: str, output: str, **attributes: object) -> NodeProto:
+    """A node; its inputs separated by blanks."""
+    domain = "com.microsoft" if op in ("Gelu", "SkipSimplifiedLayerNormalization") else ""
+    return helper.make_node(op, inputs.split(), output.split(), domain=domain, **attributes)
+
+
+def insert(model: ModelProto, place: int, nodes: Sequence[NodeProto], **constants: ArrayLike) -> None:
+    """Nodes in a row before that of a place, and the constants that they read."""
+    tensors = [numpy_helper.from_array(np.asarray(values), name) for name, values in constants.items()]
+    model.graph.initializer.extend(tensors)
+    for node in reversed(nodes):
+        model.graph.node.insert(place, node)
+
+
+def with_hidden(*nodes: NodeProto, **constants: ArrayLike) -> Edit:
+    """What nodes make of "embedded" [1, S, 20], the rows of the embedding, as "hidden.0" that layers read."""
+
+    def edit(model: ModelProto) -> None:
+        model.graph.node[0].output[0] = "embedded"
+        insert(model, 1, nodes, **constants)
 
     return edit

@@ -12,21 +12,13 @@ ROOT = Path(__file__).parents[1]
 
 # From the bottom to the top: a part imports parts of lower lines alone. A new part needs a place here.
 LINES = (
-    (
-        "errors",
-        "stage",
-        "byte_vocabulary",
-        "cache_element",
-        "config_choices",
-        "layer_numbers",
-        "whole_number",
-    ),
-    ("layout", "tensor_slice", "npuw_profile", "config_values", "byte_tokenizer", "model_rules"),
-    ("onnx_attention", "config_options"),
-    ("finite_rows", "config", "model_spec", "onnx_refusals", "reference", "trace"),
-    ("kv_manager", "model_digest", "model_file", "npuw_config", "probe_model", "trace_reader"),
-    ("cache_plan", "npuw_keys"),
-    ("memory", "static_graph"),
+    ("errors", "stage", "byte_vocabulary", "cache_element", "config_choices", "data_flow"),
+    ("layer_numbers", "layout", "tensor_slice", "npuw_profile", "byte_tokenizer", "whole_number"),
+    ("mask_use", "model_rules", "onnx_attention", "config_values", "token_mixing"),
+    ("finite_rows", "config_options", "look_ups", "onnx_refusals", "reference", "trace"),
+    ("config", "kv_manager", "model_digest", "model_file", "model_spec", "probe_model", "trace_reader"),
+    ("cache_plan", "npuw_config"),
+    ("memory", "npuw_keys", "static_graph"),
     ("graphs", "sanitizer", "step_inputs"),
     ("step_recorder",),
     ("infer_request",),

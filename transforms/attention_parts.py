@@ -4,6 +4,7 @@ import openvino as ov
 import openvino.opset13 as ops
 from openvino import Output
 
+from transforms.errors import DecompositionError
 from transforms.gqa_node import GQANode
 from transforms.opset import reshape
 
@@ -54,3 +55,16 @@ def before_head_transpose(source: Output) -> Output | None:
     order = node.input_value(1).get_node()
     swaps = order.get_type_name() == "Constant" and order.get_data().tolist() == [0, 2, 1, 3]
     return node.input_value(0) if swaps else None
+
+
+def parameter_behind(past: Output, name: str) -> ov.Node:
+    """The model input that a past comes from, directly or converted; DecompositionError for anything else."""
+    source = past.get_node()
+    if source.get_type_name() == "Convert":
+        source = source.input_value(0).get_node()
+    if source.get_type_name() != "Parameter":
+        raise DecompositionError(
+            f"{name}: its past comes from {source.get_friendly_name()} ({source.get_type_name()}); "
+            "a model input is needed"
+        )
+    return source

@@ -6,7 +6,7 @@ import openvino as ov
 import openvino.opset13 as ops
 from openvino.passes import ModelPass
 
-from transforms.attention_parts import convert_results
+from transforms.attention_parts import convert_results, parameter_behind
 from transforms.errors import DecompositionError
 from transforms.gqa_node import GQANode, find_gqa, read_gqa
 from transforms.gqa_rules import SUPPORTED_TYPES
@@ -20,11 +20,15 @@ class ConvertCache(ModelPass):
     leave (round to nearest even). Run it before DecomposeGQA. `changed` counts the inputs of the last run.
 
     Raises DecompositionError, with the model unchanged, for a quantized cache and another type than its own
-    (its codes would have to be rounded anew), for a type that is no float, and for a node that is not there.
+    (its codes would have to be rounded anew), for one converted already to another type, for a type that is
+    no float, and for a node that is not there. TypeError for what is no type.
     """
 
     def __init__(self, cache_type: ov.Type | Mapping[str, ov.Type]) -> None:
         super().__init__()
+        types = cache_type.values() if isinstance(cache_type, Mapping) else [cache_type]
+        if not all(isinstance(kind, ov.Type) for kind in types):
+            raise TypeError(f"cache_type={cache_type!r}; an openvino.Type, or one for each name, is needed")
         self._cache_type = cache_type
         self.changed = 0
 
@@ -52,7 +56,7 @@ class ConvertCache(ModelPass):
 
     def _type_for(self, gqa: GQANode) -> ov.Type:
         """The type asked for, checked."""
-        own = gqa.past_key.get_element_type()
+        own = parameter_behind(gqa.past_key, gqa.name).get_element_type()
         wanted = self._cache_type
         if isinstance(wanted, Mapping):
             wanted = wanted.get(gqa.name, own)
@@ -66,12 +70,17 @@ class ConvertCache(ModelPass):
                 f"{gqa.name}: a float cache cannot become {wanted.get_type_name()}; allowed: "
                 f"{', '.join(kind.get_type_name() for kind in SUPPORTED_TYPES)}"
             )
+        if wanted != own and gqa.past_key.get_node().get_type_name() != "Parameter":
+            raise DecompositionError(
+                f"{gqa.name}: its cache is converted already ({own.get_type_name()}) and cannot become "
+                f"{wanted.get_type_name()} as well; run ConvertCache once, on the model as it was"
+            )
         return wanted
 
 
 def _convert_past(gqa: GQANode, port: int, cache_type: ov.Type) -> int:
-    parameter = gqa.node.input_value(port).get_node()
-    if parameter.get_type_name() != "Parameter" or parameter.get_element_type() == cache_type:
+    parameter = parameter_behind(gqa.node.input_value(port), gqa.name)
+    if parameter.get_element_type() == cache_type:
         return 0
     parameter.set_element_type(cache_type)
     parameter.validate_and_infer_types()

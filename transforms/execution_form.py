@@ -27,6 +27,8 @@ class ExecutionForm(ModelPass):
     becomes one more column of scores that the softmax sees and the values do not. What else is done is
     chosen per layer from its sizes (`choose_form` unless another rule is given). An SDPA of another shape
     is left as it is. What layers share (masks prepared for rows or for a sink column) is built once.
+
+    Raises TypeError, with the model unchanged, where the rule chooses no AttentionForm.
     """
 
     def __init__(self, choose: FormChoice = choose_form) -> None:
@@ -38,8 +40,7 @@ class ExecutionForm(ModelPass):
         """Rewrite what matches; True when the model changed. A second run finds nothing."""
         self.rewritten = 0
         masks = _Masks()
-        for attention in find_attention(model):
-            form = self._choose(attention.sizes)
+        for attention, form in [(found, self._form_of(found)) for found in find_attention(model)]:
             if form is AttentionForm.FUSED and attention.sizes.num_heads == attention.sizes.kv_num_heads:
                 continue  # one query head per KV head: the device form is the fused form already
             match form:
@@ -54,6 +55,13 @@ class ExecutionForm(ModelPass):
         if self.rewritten:
             model.validate_nodes_and_infer_types()
         return self.rewritten > 0
+
+    def _form_of(self, attention: DeviceAttention) -> AttentionForm:
+        form = self._choose(attention.sizes)
+        if not isinstance(form, AttentionForm):
+            name = attention.node.get_friendly_name()
+            raise TypeError(f"{name}: the rule chose {form!r}; an AttentionForm is needed")
+        return form
 
 
 class _Masks:

@@ -10,7 +10,7 @@ from transforms.errors import DecompositionError
 
 SUPPORTED_TYPES = (ov.Type.f32, ov.Type.f16, ov.Type.bf16)
 
-_LARGEST = 2**31 - 1
+LARGEST = 2**31 - 1
 
 
 def refuse_unsupported_attributes(name: str, attributes: dict[str, object]) -> None:
@@ -106,9 +106,9 @@ def check_window(name: str, window: int, causal: bool) -> None:
             f"{name}: local_window_size={window}; a window counts the query itself, so 1 is the least, "
             "-1 is no window"
         )
-    if window > _LARGEST:
+    if window > LARGEST:
         raise DecompositionError(
-            f"{name}: local_window_size={window}; positions are counted in 32 bits, so {_LARGEST} is the "
+            f"{name}: local_window_size={window}; positions are counted in 32 bits, so {LARGEST} is the "
             "most, -1 is no window"
         )
     if window > 0 and not causal:

@@ -64,8 +64,8 @@ def _weight(node: Node) -> Node:
 
 
 def _first_token(model: ov.Model) -> Output:
-    """[1], any number that only a run knows."""
-    tokens = ops.reshape(model.input("input_ids"), i64([-1]), False)
+    """[1] int64, any number that only a run knows."""
+    tokens = ops.reshape(ops.convert(model.input("input_ids"), "i64"), i64([-1]), False)
     return ops.slice(tokens, i64([0]), i64([1]), i64([1])).output(0)
 
 

@@ -6,16 +6,19 @@ import openvino as ov
 from openvino import Output, PartialShape
 from openvino.passes import ModelPass
 
+from transforms.attention_parts import parameter_behind
 from transforms.errors import DecompositionError
 from transforms.gqa_node import GQANode, find_gqa, read_gqa
+from transforms.gqa_rules import LARGEST
 
 
 class StaticShapes(ModelPass):
     """Batch 1, S tokens in the block, C past rows per layer, an attention_mask of a fixed length.
 
     `past_length` is one C for all nodes or a mapping from node name (`node_label`) to C. The mask is
-    `attention_length` long, C + S where nothing else is said. The head size of the caches may be symbolic:
-    it follows from the query's. Run it before DecomposeGQA.
+    `attention_length` long, the longest C + S where nothing else is said. It may be shorter with a mapping
+    alone: a window-sized cache may have more rows than there are tokens. The head size of the caches may be
+    symbolic: it follows from the query's. Run it before DecomposeGQA.
 
     Raises DecompositionError for an input whose role is unknown, for a node of `past_length` that is not
     there, for shapes that the graph cannot have and for a dimension that stays dynamic; the shapes of the
@@ -66,7 +69,7 @@ class StaticShapes(ModelPass):
             length = self._length_for(gqa)
             shape = PartialShape([1, gqa.kv_num_heads, length, gqa.cache_channels])
             for past in (gqa.past_key, gqa.past_value):
-                shapes[_parameter_behind(past, gqa.name).get_friendly_name()] = shape
+                shapes[parameter_behind(past, gqa.name).get_friendly_name()] = shape
         return shapes
 
     def _length_for(self, gqa: GQANode) -> int:
@@ -90,16 +93,16 @@ class StaticShapes(ModelPass):
 
         Those of the tokens are set even where the model fixes them: its lengths are those of another block.
         """
-        shape, name = source.get_partial_shape(), source.get_any_name()
-        if name in ("input_ids", "position_ids"):
+        shape, names = source.get_partial_shape(), source.get_names()
+        if names & {"input_ids", "position_ids"}:
             return PartialShape([1, self._sequence_length])
-        if name == "attention_mask":
+        if "attention_mask" in names:
             return PartialShape([1, self._attention_length])
         if shape.is_static:
             return shape
         raise DecompositionError(
-            f"input {name} has shape {shape}; only input_ids, attention_mask, position_ids and the caches of "
-            "GroupQueryAttention may be dynamic"
+            f"input {source.get_any_name()} has shape {shape}; only input_ids, attention_mask, position_ids "
+            "and the caches of GroupQueryAttention may be dynamic"
         )
 
 
@@ -113,30 +116,23 @@ def _check_lengths(
             f"sequence_length={sequence_length!r}, past_length={past_length!r}, "
             f"attention_length={attention_length!r}; whole numbers are needed"
         )
-    least = sequence_length + max(pasts, default=0)
+    longest = sequence_length + max(pasts, default=0)
+    least = sequence_length if isinstance(past_length, Mapping) else longest
     if sequence_length < 1 or min(pasts, default=0) < 0 or any(length < least for length in mask):
         raise DecompositionError(
             f"sequence_length={sequence_length}, past_length={past_length}, "
             f"attention_length={attention_length}; the first is at least 1, the second at least 0, the third "
-            "at least their sum"
+            f"at least {least}"
+        )
+    if max([longest, *mask]) > LARGEST:
+        raise DecompositionError(
+            f"a length of {max([longest, *mask])}; lengths are counted in 32 bits, at most {LARGEST}"
         )
 
 
 def _reason(error: RuntimeError) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
-
-
-def _parameter_behind(past: Output, name: str) -> ov.Node:
-    source = past.get_node()
-    if source.get_type_name() == "Convert":
-        source = source.input_value(0).get_node()
-    if source.get_type_name() != "Parameter":
-        raise DecompositionError(
-            f"{name}: its past comes from {source.get_friendly_name()} ({source.get_type_name()}); "
-            "a model input is needed"
-        )
-    return source
 
 
 def _check_static(model: ov.Model) -> None:

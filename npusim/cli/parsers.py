@@ -123,7 +123,7 @@ def _longest_prompt(
         if room < prompt_len:
             raise ConfigError(
                 f"{file}: a prompt of {prompt_len} tokens and {response_len} new ones need "
-                f"{prompt_len + response_len - 1} positions, the model's rotary tables have {limit}; lower "
+                f"{prompt_len + response_len - 1} positions, the model's shortest table has {limit}; lower "
                 f"{length_option} (or {MIN_RESPONSE_LEN}, where it is given) or shorten the prompt"
             )
         longest = min(longest, room)

@@ -223,9 +223,7 @@ def test_chunks_of_a_prompt_that_sees_itself_whole() -> None:
 
 def test_rotary_tables_must_cover_every_position() -> None:
     """A config of 11 tokens needs 11 rows: positions 0 to 10."""
-    with pytest.raises(
-        ConfigError, match=r"LEN=8 and .*LEN=4 need 11 positions, the .* tables have 10; lower"
-    ):
+    with pytest.raises(ConfigError, match=r"LEN=8 and .*LEN=4 need 11 positions, the .* table has 10; lower"):
         npusim.compile_model(ov.Core().read_model(build(TinyModel(windows=(4,), max_positions=10))), SMALL)
     enough = TinyModel(windows=(4,), max_positions=11)
     request = npusim.compile_model(ov.Core().read_model(build(enough)), SMALL).create_infer_request()
@@ -239,7 +237,7 @@ def test_a_models_own_lengths_are_fitted_to_its_tables() -> None:
     model = ov.Core().read_model(build(TINY))
     llm = npusim.compile_model(model, {"NPUW_LLM_MIN_RESPONSE_LEN": 30})
     assert (llm.config.max_prompt_len, llm.config.capacity) == (11, 40)
-    with pytest.raises(ConfigError, match="need 128 positions, the model's rotary tables have 40"):
+    with pytest.raises(ConfigError, match="need 128 positions, the model's shortest table has 40"):
         npusim.compile_model(model)
 
 

@@ -251,9 +251,9 @@ def test_open_lengths_are_fitted_to_the_rotary_tables() -> None:
     assert LLMConfig(min_response_len=30, prefill_chunk_size=40).fitted(100).chunk_size == 40
     given = LLMConfig(max_prompt_len=90, min_response_len=11)
     assert given.fitted(100) == LLMConfig(max_prompt_len=90, min_response_len=11, prefill_chunk_size=90)
-    with pytest.raises(ConfigError, match=r"LEN=90 and .*LEN=11 need 100 positions, .* have 99; lower one"):
+    with pytest.raises(ConfigError, match=r"LEN=90 and .*LEN=11 need 100 positions, .* has 99; lower one"):
         given.fitted(99)
-    with pytest.raises(ConfigError, match="need 30 positions, the model's rotary tables have 29"):
+    with pytest.raises(ConfigError, match="need 30 positions, the model's shortest table has 29"):
         response.fitted(29)
 
 

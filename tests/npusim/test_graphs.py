@@ -23,8 +23,8 @@ def test_24_layers_of_two_kinds_have_two_masks(layout: KVLayout, window: int) ->
     config = LLMConfig.from_mapping(config_of({**SIZES, "layout": layout.value, "commit": "DEFERRED"}))
     caches = plan_caches(spec, config)
     for lowered in (
-        lower_block(model, spec, caches, config.max_generation_token_len, config.capacity),
-        lower_whole_prefill(model, spec, caches, 20),
+        lower_block(model, caches, config.max_generation_token_len, config.capacity),
+        lower_whole_prefill(model, caches, 20),
     ):
         nodes = [n for n in lowered.get_ordered_ops() if n.get_type_name() == "ScaledDotProductAttention"]
         masks = [node.input_value(3).get_node().get_name() for node in nodes]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import openvino as ov
 import pytest
-from onnx_edits import Edit, of_float16, with_shared_rows
+from onnx import ModelProto, numpy_helper
+from onnx_edits import Edit, edited, make, of_float16, with_hidden, with_shared_rows
 from tiny_llm import SIZES, config_of, error_of, feed, text
-from tiny_model import TinyModel, build
+from tiny_model import HIDDEN_SIZE, TinyModel, build
 
 import npusim
 from npusim import LLMInferRequest
@@ -18,9 +18,7 @@ MODEL = TinyModel(windows=(-1, 4), sinks=(1,))
 
 
 def read(edit: Edit) -> ov.Model:
-    proto = onnx.load_model_from_string(build(MODEL))
-    edit(proto)
-    return ov.Core().read_model(proto.SerializeToString())
+    return edited(build(MODEL), edit)
 
 
 def new_request(model: ov.Model, chunk: int, layout: str = "LINEAR") -> LLMInferRequest:
@@ -46,4 +44,34 @@ def test_layers_may_attend_over_the_same_new_rows(layout: str) -> None:
     request, native = new_request(model, 6, layout), NativeModel(model)
     for start, stop in ((0, 14), (14, 17)):
         logits = feed(request, tokens[start:stop], start)
+        np.testing.assert_allclose(logits, native.feed(tokens[start:stop])[0], rtol=0, atol=2e-5)
+
+
+def with_a_zero_row(model: ModelProto) -> None:
+    """Token 0 has a row of zeros, which a norm without epsilon makes NaN."""
+    norm = make("SimplifiedLayerNormalization", "embedded ones", "hidden.0", axis=-1, epsilon=0.0)
+    with_hidden(norm, ones=np.ones(HIDDEN_SIZE, np.float32))(model)
+    embedding = next(tensor for tensor in model.graph.initializer if tensor.name == "embedding")
+    rows = numpy_helper.to_array(embedding).copy()
+    rows[0] = 0
+    embedding.CopyFrom(numpy_helper.from_array(rows, "embedding"))
+
+
+@pytest.mark.parametrize("chunk", [0, 6])
+def test_padding_brings_no_token_that_the_block_has_not(chunk: int) -> None:
+    model, tokens = read(with_a_zero_row), [token % 16 + 1 for token in text(17)]
+    request, native = new_request(model, chunk), NativeModel(model)
+    for start, stop in ((0, 14), (14, 15), (15, 17)):
+        logits = feed(request, tokens[start:stop], start)
+        np.testing.assert_allclose(logits, native.feed(tokens[start:stop])[0], rtol=0, atol=2e-5)
+
+
+def test_inputs_are_found_by_any_of_their_names() -> None:
+    model, tokens = ov.Core().read_model(build(MODEL)), text(9)
+    for port in model.inputs:
+        port.get_tensor().add_names({f"another.{port.get_any_name()}"})
+    request, native = new_request(model, 6), NativeModel(model)
+    for start, stop in ((0, 7), (7, 9)):
+        logits = feed(request, tokens[start:stop], start)
+        assert error_of(MODEL, logits, tokens[:stop]) < 2e-5
         np.testing.assert_allclose(logits, native.feed(tokens[start:stop])[0], rtol=0, atol=2e-5)

@@ -104,6 +104,15 @@ def test_every_attention_is_rewritten_once(form: AttentionForm) -> None:
     assert second.rewritten == (2 if form is AttentionForm.FUSED else 0)
 
 
+def test_a_choice_that_is_no_form_changes_nothing() -> None:
+    model = make_case((6, 2), 3, 7).device_form(layers=2)
+    before = types(model)
+    choices = iter([AttentionForm.SPLIT, "SPLIT"])
+    with pytest.raises(TypeError, match="the rule chose 'SPLIT'; an AttentionForm is needed"):
+        ExecutionForm(lambda _sizes: next(choices)).run_on_model(model)
+    assert types(model) == before
+
+
 def test_split_neither_repeats_nor_joins_the_cache() -> None:
     model = make_case((6, 2), 3, 7).device_form()
     ExecutionForm(lambda _sizes: AttentionForm.SPLIT).run_on_model(model)

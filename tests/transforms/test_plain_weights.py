@@ -15,14 +15,14 @@ ROWS, WIDE, NARROW = 512, 514, 64
 LENGTH = 3
 
 
-def layers(*, dtype: type[np.floating] = np.float32) -> ov.Model:
+def layers(*, dtype: type[np.floating] = np.float32, ids: type[np.integer] = np.int64) -> ov.Model:
     """input_ids [1, 3] -> rows of a table -> a large weight, a small one, a large one that is transposed."""
     rng = np.random.default_rng(5)
 
     def weight(*shape: int) -> ov.Node:
         return ops.constant(rng.standard_normal(shape, dtype=np.float32) / 20, dtype=dtype)
 
-    tokens = ops.parameter([1, LENGTH], np.int64, "input_ids")
+    tokens = ops.parameter([1, LENGTH], ids, "input_ids")
     tokens.output(0).set_names({"input_ids"})
     state = ops.gather(weight(9, ROWS), tokens, ops.constant(0))
     state = ops.matmul(state, weight(ROWS, WIDE), False, False)
@@ -40,8 +40,9 @@ def run(model: ov.Model) -> np.ndarray:
     return np.array(request.infer({"input_ids": np.array([[8, 0, 3]])})["logits"])
 
 
-def test_the_numbers_stay_and_large_weights_are_hidden() -> None:
-    model = layers()
+@pytest.mark.parametrize("ids", [np.int64, np.int32])
+def test_the_numbers_stay_and_large_weights_are_hidden(ids: type[np.integer]) -> None:
+    model = layers(ids=ids)
     before = run(model)
     hide = PlainWeights()
     assert hide.run_on_model(model)

@@ -153,3 +153,21 @@ def test_cache_types_that_a_float_cache_cannot_have(cache_type, message):
     with pytest.raises(DecompositionError, match=message):
         ConvertCache(cache_type).run_on_model(model)
     assert types_of(model) == before
+
+
+def test_a_converted_cache_keeps_its_type():
+    model = read(build_float(GQA(sequence_length=3, capacity=5)))
+    ConvertCache(ov.Type.f16).run_on_model(model)
+    before = types_of(model)
+    assert not ConvertCache(ov.Type.f16).run_on_model(model)
+    assert not ConvertCache({}).run_on_model(model)
+    for other in (ov.Type.bf16, ov.Type.f32):
+        with pytest.raises(DecompositionError, match=r"attention: its cache is converted already \(f16\)"):
+            ConvertCache(other).run_on_model(model)
+    assert types_of(model) == before
+
+
+@pytest.mark.parametrize("cache_type", ["f16", None, {"attention": "f16"}])
+def test_what_is_no_cache_type(cache_type):
+    with pytest.raises(TypeError, match=r"cache_type=.*; an openvino.Type, or one for each name, is needed"):
+        ConvertCache(cache_type)

@@ -78,10 +78,21 @@ def test_what_a_model_cannot_have(edit: Edit, past_length: int | dict[str, int],
         ({"sequence_length": 3, "past_length": -1}, DecompositionError, "the second at least 0"),
         ({"sequence_length": 3, "past_length": {"a": -1}}, DecompositionError, "the second at least 0"),
         (
-            {"sequence_length": 3, "past_length": {"a": 2, "b": 4}, "attention_length": 6},
+            {"sequence_length": 3, "past_length": 4, "attention_length": 6},
             DecompositionError,
-            "attention_length=6; .* the third at least their sum",
+            "attention_length=6; .* the third at least 7",
         ),
+        (
+            {"sequence_length": 3, "past_length": {"a": 2, "b": 4}, "attention_length": 2},
+            DecompositionError,
+            "attention_length=2; .* the third at least 3",
+        ),
+        (
+            {"sequence_length": 2, "past_length": 3, "attention_length": 2**63},
+            DecompositionError,
+            f"a length of {2**63}; lengths are counted in 32 bits, at most {2**31 - 1}",
+        ),
+        ({"sequence_length": 2, "past_length": 2**31}, DecompositionError, f"a length of {2**31 + 2}"),
         ({"sequence_length": 3.0, "past_length": 4}, TypeError, "sequence_length=3.0, .* whole numbers"),
         ({"sequence_length": 3, "past_length": {"a": "4"}}, TypeError, "whole numbers"),
     ],
@@ -89,3 +100,11 @@ def test_what_a_model_cannot_have(edit: Edit, past_length: int | dict[str, int],
 def test_lengths_that_are_none(lengths: dict[str, object], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         StaticShapes(**lengths)
+
+
+def test_a_buffer_of_a_window_may_be_longer_than_the_mask() -> None:
+    model = read(unchanged)
+    StaticShapes(
+        sequence_length=3, past_length={"attention.0": 4, "attention.1": 9}, attention_length=7
+    ).run_on_model(model)
+    assert list(model.input("attention_mask").get_shape()) == [1, 7]
