@@ -52,7 +52,8 @@ def compile_model(
     config: the NPUW_LLM_* keys that `npusim.compile_model` takes too, and any property of NPUW or its
     devices. A model that is stateful already (an export of npusim, say) is taken as it is.
 
-    Raises ConfigError, ModelError (also where NPUW itself fails, with what it said).
+    Raises ConfigError (also for keys that neither NPUW nor a device knows), ModelError (also where NPUW
+    itself fails, with what it said).
     """
     reason = unavailable_reason()
     if reason is not None:
