@@ -74,13 +74,13 @@ def check_model(path: str | os.PathLike[str]) -> CheckReport:
 def _judge_by_model(attention: OnnxAttention, model: ov.Model) -> tuple[list[Refusals], Refusals]:
     """Refusals per layer and of the model, from what npusim itself would read of it and make of it."""
     nodes = {node_label(node): node for node in find_gqa(model)}
-    judged = [_refusals_by_reading(layer, nodes.get(layer.output)) for layer in attention.layers]
+    judged = [_refusals_by_reading(layer, nodes.get(layer.name)) for layer in attention.layers]
     if any(judged):
         return judged, ()
     try:
         spec = read_spec(model)
         refused = dict(_refusals_when_static(model))
-        judged = [refused.get(layer.output, ()) for layer in attention.layers]
+        judged = [refused.get(layer.name, ()) for layer in attention.layers]
         if not any(judged):
             config = LLMConfig(max_prompt_len=max(_BLOCKS), min_response_len=1).fitted(spec.max_positions)
             lower_block(model, spec, plan_caches(spec, config), max(_BLOCKS), config.capacity)
@@ -96,7 +96,7 @@ def _refusals_by_reading(layer: AttentionLayer, node: Node | None) -> Refusals:
     try:
         gqa = read_gqa(node)
     except DecompositionError as error:
-        return (str(error).removeprefix(f"{layer.output}: "),)
+        return (str(error).removeprefix(f"{layer.name}: "),)
     if gqa.local_window_size != layer.local_window_size:
         return (
             f"OpenVINO's frontend reads local_window_size={gqa.local_window_size}, "

@@ -22,7 +22,7 @@ from npusim.config_options import (
 from npusim.config_values import ConfigValue, check_at_least, spell
 from npusim.errors import ConfigError
 from npusim.layout import CommitPolicy
-from npusim.npuw_profile import npuw_lengths
+from npusim.npuw_profile import LENGTH_STEP, npuw_lengths, round_up
 
 DEFAULT_MAX_PROMPT_LEN = 1024
 DEFAULT_CHUNK_SIZE = 1024
@@ -112,9 +112,7 @@ class LLMConfig:
         """
         config = self
         if self.max_prompt_len is None:
-            room = DEFAULT_MAX_PROMPT_LEN
-            if max_positions is not None:
-                room = max(1, min(room, max_positions - self.min_response_len + 1))
+            room = self._room_for_prompt(max_positions)
             config = replace(self, max_prompt_len=max(room, self._least_prompt_len))
         if config.profile is Profile.NPUW:
             config = config._rounded_as_npuw()
@@ -127,6 +125,14 @@ class LLMConfig:
                 "lower one of the two"
             )
         return config
+
+    def _room_for_prompt(self, max_positions: int | None) -> int:
+        """The longest prompt to choose: what the model has positions for after any rounding, at least 1."""
+        if max_positions is None:
+            return DEFAULT_MAX_PROMPT_LEN
+        step = LENGTH_STEP if self.profile is Profile.NPUW else 1
+        room = max_positions - round_up(self.min_response_len, step) + 1
+        return max(1, min(DEFAULT_MAX_PROMPT_LEN, room // step * step))
 
     def _rounded_as_npuw(self) -> "LLMConfig":
         """With the lengths that NPUW compiles for; applying it twice changes nothing."""

@@ -20,6 +20,8 @@ from npusim.onnx_attention import AttentionLayer, Sink, read_onnx_attention
 from transforms import DecompositionError, FloatLogits, StatefulGQA
 
 MODEL_FILE = "openvino_model.xml"
+WEIGHTS_FILE = "openvino_model.bin"
+MODEL_CONFIG = "config.json"
 TOKENIZER_MODELS = ("openvino_tokenizer", "openvino_detokenizer")
 TOKENIZER_CONFIGS = (
     "tokenizer.json",
@@ -81,14 +83,16 @@ def export(
     Raises ModelError for a model that cannot be lowered, ConfigError for a folder that cannot be used;
     nothing is written then.
     """
-    source, target = Path(model_path), _target(folder, overwrite)
+    source, target = Path(model_path), _target(folder)
     model = read_model(source)
     spec = read_spec(model)
     attention = read_onnx_attention(source)
     plan = _plan_tokenizer(tokenizer, spec)
+    if not overwrite:
+        _refuse_to_replace(target, plan)
     _lower(model, source)
     configs = {
-        "config.json": _model_config(spec, attention.layers),
+        MODEL_CONFIG: _model_config(spec, attention.layers),
         GENERATION_CONFIG: _generation_config(plan, source, spec),
     }
     notes = _notes(plan, target, configs[GENERATION_CONFIG], len(attention.layers))
@@ -138,21 +142,31 @@ def _plan_tokenizer(tokenizer: str | os.PathLike[str] | Tokenizer, spec: ModelSp
     return given
 
 
-def _target(folder: str | os.PathLike[str], overwrite: bool) -> Path:
-    """Where to write to. Raises ConfigError for what can be no folder, or holds a model already."""
+def _target(folder: str | os.PathLike[str]) -> Path:
+    """Where to write to. Raises ConfigError for what can be no folder."""
     if not os.fspath(folder):
         raise ConfigError("the folder to write to has no name; give one")
     target = Path(folder)
     try:
         if target.exists() and not target.is_dir():
             raise ConfigError(f"{target}: a file; give a folder to write to")
-        if (target / MODEL_FILE).exists() and not overwrite:
-            raise ConfigError(
-                f"{target}: holds an {MODEL_FILE} already; give another folder, or overwrite it (--overwrite)"
-            )
     except OSError as error:
         raise _unwritable(target, error.strerror) from error
     return target
+
+
+def _refuse_to_replace(target: Path, plan: Path | Tokenizer) -> None:
+    """ConfigError where a file of the folder would be replaced; those of a tokenizer that lies there stay."""
+    names = [MODEL_FILE, WEIGHTS_FILE]
+    if not (isinstance(plan, Path) and plan.resolve() == target.resolve()):
+        names += [MODEL_CONFIG, GENERATION_CONFIG]
+        if plan is not Tokenizer.NONE:
+            names += [f"{name}.{kind}" for name in TOKENIZER_MODELS for kind in ("xml", "bin")]
+    for name in names:
+        if (target / name).exists():
+            raise ConfigError(
+                f"{target}: holds a file {name} already; give another folder, or overwrite it (--overwrite)"
+            )
 
 
 def _write(
@@ -163,7 +177,7 @@ def _write(
         target.mkdir(parents=True, exist_ok=True)
         # Weights as they are: rounding them to float16, OpenVINO's default, would change the logits.
         ov.save_model(model, target / MODEL_FILE, compress_to_fp16=False)
-        files = [MODEL_FILE, Path(MODEL_FILE).with_suffix(".bin").name]
+        files = [MODEL_FILE, WEIGHTS_FILE]
         files += _write_tokenizer(plan, target)
         files += _write_configs(plan, configs, target)
     except OSError as error:

@@ -75,7 +75,8 @@ class InferRequest(ABC):
                 raise InputError("logits are not there yet; call infer first")
             return ov.Tensor(self._logits, shared_memory=True)
         if known not in self._tensors:
-            raise InputError(f"tensor {known!r} was not set; set are {sorted(self._tensors)}, and logits")
+            there = ", ".join(sorted(self._tensors)) or "none"
+            raise InputError(f"tensor {known!r} was not set; call set_tensor first (set so far: {there})")
         return as_tensor(known, self._tensors[known])
 
     def infer(

@@ -18,15 +18,19 @@ def physical_memory() -> int | None:
 
 
 def check_memory(caches: tuple[LayerCache, ...], config: LLMConfig) -> None:
-    """ConfigError where the KV buffers of one request and one attention mask exceed the machine's memory."""
+    """ConfigError where the KV buffers of one request and its masks exceed the machine's memory.
+
+    Masks: the additive one of the larger graph, and attention_mask, an int64 per slot, of each graph.
+    """
     available = physical_memory()
     cache_bytes = sum(cache.nbytes for cache in caches)
-    mask_bytes = 4 * _mask_elements(max(map(_past_keys, caches)), config)
+    graphs = 1 + len(config.generate_capacities)
+    mask_bytes = 4 * _mask_elements(max(map(_past_keys, caches)), config) + 8 * graphs * config.capacity
     if available is None or cache_bytes + mask_bytes <= available:
         return
     raise ConfigError(
         f"a capacity of {config.capacity:,} tokens needs {cache_bytes:,} bytes of KV cache and "
-        f"{mask_bytes:,} bytes for an attention mask, the machine has {available:,} bytes of memory; lower "
+        f"{mask_bytes:,} bytes for attention masks, the machine has {available:,} bytes of memory; lower "
         f"{MAX_PROMPT_LEN}, {MIN_RESPONSE_LEN} or {PREFILL_CHUNK_SIZE}"
     )
 

@@ -30,7 +30,7 @@ def read_onnx(path: str | os.PathLike[str]) -> OnnxFile:
     attention = read_onnx_attention(path)
     try:
         model, said = ov.Core().read_model(os.fspath(path)), FileRefusals(layers=(), model=())
-    except RuntimeError as error:
+    except (RuntimeError, UnicodeDecodeError) as error:
         model, said = None, refusals_by_message(attention, str(error))
     return OnnxFile(
         attention=attention,
@@ -75,7 +75,7 @@ def _first_reason(file: OnnxFile) -> str | None:
         return "; ".join(file.refusals.model) or None
     layer, reasons = refused[0]
     more = f" (and {len(refused) - 1} more layers, see npusim check)" if len(refused) > 1 else ""
-    return f"{layer.output}: {'; '.join(reasons)}{more}"
+    return f"{layer.name}: {'; '.join(reasons)}{more}"
 
 
 def _read_ir(path: Path) -> ov.Model:

@@ -23,6 +23,7 @@ from openvino import Node
 
 from npusim.errors import InputError, ModelError, TrimError
 from npusim.model_file import read_model
+from transforms import node_label
 
 GQA_TYPE = "GroupQueryAttention"
 FIRST_PAST, FIRST_PRESENT = 3, 1
@@ -134,7 +135,7 @@ def _caches_of(model: ov.Model, node: Node) -> list[_Cache]:
         source = node.input_value(FIRST_PAST + offset)
         if source.get_node().get_type_name() != "Parameter":
             raise ModelError(
-                f"{node.get_friendly_name()}: past input {FIRST_PAST + offset} is no model input; "
+                f"{node_label(node)}: past input {FIRST_PAST + offset} is no model input; "
                 "export the model with past_key_values"
             )
         shape = source.get_partial_shape()
@@ -157,7 +158,7 @@ def _output_index(model: ov.Model, node: Node, port: int) -> int:
         source = output.get_node().input_value(0)
         if source.get_node().get_name() == node.get_name() and source.get_index() == port:
             return index
-    raise ModelError(f"{node.get_friendly_name()}: output {port} (new cache) is no model output")
+    raise ModelError(f"{node_label(node)}: output {port} (new cache) is no model output")
 
 
 def _output_index_by_name(model: ov.Model, name: str) -> int:

@@ -230,7 +230,8 @@ class NPUWInferRequest(InferRequest):
         if length > self.max_generation_tokens:
             raise CapacityError(
                 f"a block of {length} tokens; NPUW's generate graph has {self.max_generation_tokens} rows, "
-                "raise NPUW_LLM_MAX_GENERATION_TOKEN_LEN or split the block"
+                "raise NPUW_LLM_MAX_GENERATION_TOKEN_LEN or split the block; a new conversation begins at "
+                "position 0: give position_ids, or call reset_state first"
             )
         if step.start + length > self.capacity:
             raise CapacityError(

@@ -41,15 +41,16 @@ class Rotary:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionLayer:
-    """One GroupQueryAttention node as the file has it; `output` is the tensor name of its attention.
+    """One GroupQueryAttention node as the file has it.
 
-    index: its place in the file. number: what it goes by (`layer_numbers`).
+    index: its place in the file. number: what it goes by (`layer_numbers`). name: its output's, as
+    `transforms.node_label` has it. node_name: of the ONNX node; the output's where it has none.
     """
 
     index: int
     number: int
     name: str
-    output: str
+    node_name: str
     num_heads: int
     kv_num_heads: int
     head_size: int | None
@@ -109,7 +110,18 @@ def load_onnx(path: str | os.PathLike[str]) -> onnx.ModelProto:
         raise ModelError(f"{path}: no ONNX model, or a truncated one ({error}); export it again") from error
     if not model.graph.node:
         raise ModelError(f"{path}: the file holds no graph; give an ONNX language model")
+    damaged = next((name for name in _names(model.graph) if not isinstance(name, str)), None)
+    if damaged is not None:  # protobuf hands out what is no UTF-8 as bytes
+        raise ModelError(f"{path}: the name {damaged!r} is no UTF-8, the file is damaged; export it again")
     return model
+
+
+def _names(graph: onnx.GraphProto) -> Iterator[str]:
+    for node in graph.node:
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+        yield from (attribute.name for attribute in node.attribute)
+    for values in (graph.input, graph.output, graph.initializer, graph.value_info):
+        yield from (value.name for value in values)
 
 
 def read_onnx_attention(path: str | os.PathLike[str]) -> OnnxAttention:
@@ -190,8 +202,8 @@ def _read_layer(
     return AttentionLayer(
         index=index,
         number=number,
-        name=node.name or node.output[0],
-        output=node.output[0],
+        name=node.output[0],
+        node_name=node.name or node.output[0],
         num_heads=num_heads,
         kv_num_heads=kv_num_heads,
         head_size=_head_size(node, num_heads, kv_num_heads, infos),

@@ -49,9 +49,7 @@ def refusals_by_message(attention: OnnxAttention, message: str) -> FileRefusals:
     """What the frontend says that refuses the file: by the layer it names, and as a whole."""
     reasons = {failure.output: failure.reason for failure in _failures(message)}
     return FileRefusals(
-        layers=tuple(
-            (reasons[layer.output],) if layer.output in reasons else () for layer in attention.layers
-        ),
+        layers=tuple((reasons[layer.name],) if layer.name in reasons else () for layer in attention.layers),
         model=_frontend_refusals(message, attention.op_counts),
     )
 

@@ -45,7 +45,7 @@ class _Cache:
 
     past: str
     present: str
-    shape: tuple[int, int, int, int]  # [1, kv_num_heads, max_length, channels]
+    shape: tuple[int, int, int, int]  # [1, kv_num_heads, rows, channels]
     dtype: np.dtype[np.generic]
 
 
@@ -74,11 +74,12 @@ class OnnxRuntimeModel:
         self._failures = failure_types()
         ports = {port.name: port for port in self._session.get_inputs()}
         types = {name: _number_type(name, port.type) for name, port in ports.items()}
+        rows = max(max_length, _longest_window(model.graph))
         self._caches = [
             _Cache(
                 past=past,
                 present=present,
-                shape=_buffer_shape(past, ports[past].shape, max_length, channels.get(past)),
+                shape=_buffer_shape(past, ports[past].shape, rows, channels.get(past)),
                 dtype=types[past],
             )
             for past, present in _cache_names(model.graph)
@@ -195,13 +196,26 @@ def _token_types(
     return own
 
 
+def _longest_window(graph: onnx.GraphProto) -> int:
+    """What a buffer must hold at the least, however short the run; 0 without a window."""
+    return max(
+        (
+            attribute.i
+            for node in graph.node
+            for attribute in node.attribute
+            if node.op_type == GQA_TYPE and attribute.name == "local_window_size"
+        ),
+        default=0,
+    )
+
+
 def _buffer_shape(
-    name: str, shape: Sequence[int | str], max_length: int, channels: int | None
+    name: str, shape: Sequence[int | str], rows: int, channels: int | None
 ) -> tuple[int, int, int, int]:
     heads, width = shape[1], shape[3] if isinstance(shape[3], int) else channels
     if not isinstance(heads, int) or width is None:
         raise ModelError(f"{name}: shape {list(shape)} leaves heads or head size unknown")
-    return (1, heads, max_length, width)
+    return (1, heads, rows, width)
 
 
 def _empty_buffers(caches: Sequence[_Cache]) -> dict[str, npt.NDArray[np.generic]]:

@@ -143,7 +143,8 @@ class LLMInferRequest(InferRequest):
         if length > self.max_generation_tokens:
             raise CapacityError(
                 f"a block of {length} tokens at position {start}; NPUW_LLM_MAX_GENERATION_TOKEN_LEN is "
-                f"{self.max_generation_tokens}, compile with more or split the block"
+                f"{self.max_generation_tokens}, compile with more or split the block; a new conversation "
+                "begins at position 0: give position_ids, or call reset_state first"
             )
         if start + length > self.capacity:
             raise CapacityError(

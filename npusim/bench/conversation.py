@@ -182,7 +182,9 @@ class OrtSteps:
         self._has_positions = spec.has_position_ids
         self._vocab_size = spec.vocab_size
         for layer in spec.layers:
-            shape = (1, layer.kv_num_heads, self._capacity, layer.cache_channels)
+            # ONNX Runtime takes no buffer below the window, however short the conversation.
+            rows = max(self._capacity, layer.local_window_size)
+            shape = (1, layer.kv_num_heads, rows, layer.cache_channels)
             buffer = np.zeros(shape, CACHE_ELEMENTS[layer.cache_type].dtype)
             self._session.bind(layer.past_key, buffer, shared_output=layer.present_key)
             self._session.bind(layer.past_value, buffer, shared_output=layer.present_value)

@@ -49,7 +49,7 @@ def draw(path: Path, results: Sequence[ContextResult], machine: Machine, model: 
         low, high = zip(*(each.spread for each in samples), strict=True)
         axes.fill_between(contexts, [1e3 * s for s in low], [1e3 * s for s in high], alpha=0.15)
     limits = [1e3 * result.limit(machine) for result in results]
-    axes.plot(contexts, limits, linestyle="--", color="gray", label="reading memory")
+    axes.plot(contexts, limits, linestyle="--", color="gray", label="reading memory (estimate)")
     axes.set(xlabel="context (tokens)", ylabel="time per token (ms)", ylim=(0, None))
     axes.set_xscale("log", base=2)
     axes.set_xticks(contexts, [str(context) for context in contexts])

@@ -40,7 +40,10 @@ class ContextResult:
     bytes_per_step: int
 
     def limit(self, machine: Machine) -> float:
-        """Seconds that reading alone takes: no step is shorter unless what it reads is still in a cache."""
+        """Estimate of the seconds that reading alone takes, from a bandwidth measured on a busy machine.
+
+        A step may be shorter: where the machine was busier then, or a cache holds what the step reads.
+        """
         return self.bytes_per_step / machine.bandwidth
 
 

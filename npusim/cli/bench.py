@@ -45,9 +45,10 @@ in one process, in turn, medians over many rounds. Without MODEL, a synthetic
 one is made.
 
 A ratio of times between 0.75 and 1.3 is reported as no difference: that much
-lies between two runs of the same thing. The limit beside them is the time that
-reading all weights and KV rows once takes at the memory bandwidth measured just
-before."""
+lies between two runs of the same thing. The limit beside them is an estimate:
+the time that reading all weights and KV rows once takes at the memory bandwidth
+measured just before, in the same process. A step may beat it, where the machine
+was busy meanwhile or a cache still holds what is read."""
 
 EPILOG = f"""\
 runtimes for --against:

@@ -23,14 +23,15 @@ def print_report(machine: Machine, results: Sequence[ContextResult]) -> None:
         for each in result.runtimes:
             table.add_row(*(plain(cell) for cell in _cells(result.context, each)))
         limit = result.limit(machine)
-        limits = (str(result.context), "limit", f"{1e3 * limit:.2f}", "", f"{1 / limit:,.0f}")
+        limits = (str(result.context), "est. limit", f"{1e3 * limit:.2f}", "", f"{1 / limit:,.0f}")
         table.add_row(*(plain(cell) for cell in limits))
     console = stdout()
     print_table(console, table, num_keys=2)
     console.print(
         plain(
             f"{machine.threads} threads, load {machine.load:.1f}, memory read at "
-            f"{machine.bandwidth / 1e9:.1f} GB/s; limit: weights and KV rows of a step at that rate"
+            f"{machine.bandwidth / 1e9:.1f} GB/s; est. limit: weights and KV rows of a step at that rate, an "
+            "estimate that a step may beat"
         )
     )
 

@@ -4,7 +4,16 @@ import argparse
 from collections.abc import Mapping
 
 from npusim.check import CheckedLayer, CheckReport, check_model
-from npusim.cli.output import Json, new_table, plain, print_json, progress, stdout
+from npusim.cli.output import (
+    Json,
+    by_layers,
+    new_table,
+    plain,
+    print_json,
+    print_sentences,
+    progress,
+    stdout,
+)
 from npusim.cli.parsers import Subparsers, add_command
 from npusim.cli.tables import print_table
 from npusim.npuw_probe import NativeProbe, probe_layer
@@ -17,7 +26,7 @@ the installed OpenVINO does to each kind of layer when NPUW is given the model
 as it is."""
 
 EPILOG = """\
-columns:
+columns, but for those that would be "-" in every row:
   heads     query heads / key-value heads x head size
   window    keys that a query sees, itself included; "-" is all of the past
   sink      one more logit in the softmax denominator: head_sink (learnt, one
@@ -93,30 +102,13 @@ def _print_report(report: CheckReport, native: Native | None) -> None:
     for checked in report.layers:
         table.add_row(*(plain(cell) for cell in _cells(checked, native)))
     console = stdout()
-    print_table(console, table)
-    for line in _native_details(native or {}):
-        console.print(plain(line), soft_wrap=True)
-    for refusal in report.refusals:
-        console.print(plain(f"refused: {refusal}"))
+    print_table(console, table, absent=ABSENT)
+    reasons = {number: str(probe) for number, probe in (native or {}).items() if probe.reason}
+    print_sentences(console, by_layers("native NPUW", reasons))
+    print_sentences(console, (f"refused: {refusal}" for refusal in report.refusals))
     refused = sum(bool(checked.refusals) for checked in report.layers)
-    if report.runs:
-        console.print(plain(f"{len(report.layers)} attention layers, all run"))
-    else:
-        console.print(
-            plain(f"{len(report.layers)} attention layers, {refused} refused: the model does not run")
-        )
-
-
-def _native_details(native: Native) -> list[str]:
-    """What NPUW itself said, a line for each kind of answer."""
-    layers: dict[NativeProbe, list[str]] = {}
-    for number, probe in native.items():
-        layers.setdefault(probe, []).append(str(number))
-    return [
-        f"native NPUW, layers {', '.join(numbers)}: {probe}"
-        for probe, numbers in layers.items()
-        if probe.reason
-    ]
+    outcome = "all run" if report.runs else f"{refused} refused: the model does not run"
+    print_sentences(console, [f"{len(report.layers)} attention layers, {outcome}"])
 
 
 def _cells(checked: CheckedLayer, native: Native | None) -> tuple[str, ...]:
@@ -171,6 +163,7 @@ def _layer_json(checked: CheckedLayer, native: Native | None) -> dict[str, Json]
         "index": layer.index,
         "number": layer.number,
         "name": layer.name,
+        "node_name": layer.node_name,
         "num_heads": layer.num_heads,
         "kv_num_heads": layer.kv_num_heads,
         "head_size": layer.head_size,

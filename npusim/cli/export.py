@@ -3,7 +3,16 @@
 import argparse
 from pathlib import Path
 
-from npusim.cli.output import Json, new_table, plain, print_fields, print_json, progress, stdout
+from npusim.cli.output import (
+    Json,
+    by_layers,
+    new_table,
+    plain,
+    print_json,
+    print_sentences,
+    progress,
+    stdout,
+)
 from npusim.cli.parsers import Subparsers, add_command
 from npusim.cli.tables import print_table
 from npusim.export import ExportedLayer, ExportSummary, Tokenizer, export
@@ -15,12 +24,13 @@ LLMPipeline on "CPU" and on "NPU" (also on NPUW without an NPU), with the
 windows and sinks that the ONNX file has."""
 
 EPILOG = """\
-columns:
+columns, but for those that would be "-" in every row:
   window    keys that a query sees, itself included; "-" is all of the past
   sink      one more logit in the softmax denominator
-  lowered   what became of the layer
   natively  what the installed OpenVINO's NPUW does with the op itself: found by
             trying
+Below, once for the layers that it holds for: why natively, and what became of
+a layer.
 
 examples:
   npusim export model.onnx exported
@@ -28,8 +38,13 @@ examples:
 
 and then, in Python
   import openvino_genai
-  pipeline = openvino_genai.LLMPipeline("exported", "CPU")
+  f32 = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+  pipeline = openvino_genai.LLMPipeline("exported", "CPU", **f32)
   print(pipeline.generate("Return a list of", max_new_tokens=64))
+Without the two settings the CPU plugin computes in bfloat16 where it can and
+keeps a cache of 8 bits, so that the text may differ from that of npusim run. On
+a machine without an NPU "NPU" is NPUW on the CPU device, with a float16 cache:
+  openvino_genai.LLMPipeline("exported", "NPU", NPUW_DEVICES="CPU")
 
 exit code: 0 if the model was written, 2 for wrong usage, or a file or folder
 that cannot be used"""
@@ -88,17 +103,17 @@ def _tokenizer(text: str) -> Tokenizer | Path:
 
 def _print_summary(summary: ExportSummary) -> None:
     table = new_table()
-    for heading in ("layer", "window", "sink"):
+    for heading in ("layer", "window", "sink", "natively"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("lowered", "natively"):
-        table.add_column(heading, overflow="fold")
     for exported in summary.layers:
         table.add_row(*(plain(cell) for cell in _cells(exported)))
     console = stdout()
-    print_table(console, table)
-    print_fields(console, {"written to": str(summary.folder), "files": ", ".join(summary.files)})
-    for note in summary.notes:
-        console.print(plain(f"note: {note}"), soft_wrap=True)
+    print_table(console, table, absent=ABSENT)
+    natively = {each.layer.number: str(each.native) for each in summary.layers if each.native.reason}
+    print_sentences(console, by_layers("natively", natively))
+    print_sentences(console, by_layers("lowered", {e.layer.number: e.lowered for e in summary.layers}))
+    print_sentences(console, [f"written to {summary.folder}: {', '.join(summary.files)}"])
+    print_sentences(console, (f"note: {note}" for note in summary.notes))
 
 
 def _cells(exported: ExportedLayer) -> tuple[str, ...]:
@@ -107,8 +122,7 @@ def _cells(exported: ExportedLayer) -> tuple[str, ...]:
         str(layer.number),
         str(layer.local_window_size) if layer.local_window_size > 0 else ABSENT,
         layer.sink.value if layer.has_sink else ABSENT,
-        exported.lowered,
-        str(exported.native),
+        exported.native.verdict.value,
     )
 
 

@@ -5,6 +5,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from npusim.cli import bench, check, compare, demo, export, plan, replay, run
 from npusim.errors import NpuSimError
@@ -43,16 +44,30 @@ exit codes:
   141  the reader of the output has gone (npusim ... | head -1)"""
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, as every other refusal is said; argparse prints the usage as well."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with the message. Commands get parsers of this class, too."""
+        self.exit(_failed(f"{message}; see {self.prog} --help"))
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="npusim",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def without_command(_: argparse.Namespace) -> int:
+        parser.print_help(sys.stderr)
+        return EXIT_USAGE
+
+    parser.set_defaults(execute=without_command)
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in COMMANDS:
         command.register(subparsers)
     return parser

@@ -3,7 +3,7 @@
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -50,6 +50,23 @@ def print_fields(console: Console, fields: Mapping[str, str]) -> None:
     width = max(map(len, fields)) + 2
     for name, value in fields.items():
         console.print(Text(name.ljust(width), style="bold").append_text(plain(value)), soft_wrap=True)
+
+
+def print_sentences(console: Console, lines: Iterable[str]) -> None:
+    """Lines as they are, for grep; on a terminal they are broken between words."""
+    for line in lines:
+        console.print(plain(line), soft_wrap=not console.is_terminal)
+
+
+def by_layers(heading: str, sentences: Mapping[int, str]) -> list[str]:
+    """Each sentence once, behind the numbers of the layers that it holds for."""
+    layers: dict[str, list[str]] = {}
+    for number, sentence in sentences.items():
+        layers.setdefault(sentence, []).append(str(number))
+    return [
+        f"{heading}, layer{'s' * (len(numbers) > 1)} {', '.join(numbers)}: {sentence}"
+        for sentence, numbers in layers.items()
+    ]
 
 
 def finite(value: float) -> float | None:

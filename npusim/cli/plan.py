@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from npusim.cache_plan import LayerCache, plan_caches
 from npusim.cli.config_help import config_keys
-from npusim.cli.output import Json, new_table, plain, print_json, stdout
+from npusim.cli.output import Json, new_table, plain, print_json, print_sentences, stdout
 from npusim.cli.parsers import (
     Subparsers,
     add_command,
@@ -72,9 +72,10 @@ def execute(options: argparse.Namespace) -> int:
     chosen = plan_caches(spec, config)
     linear = plan_caches(spec, replace(config, kv_layout=KVLayout.LINEAR))
     if options.json:
-        print_json(_report_json(config, chosen, linear))
+        print_json(_report_json(spec, config, chosen, linear))
     else:
         _print_report(config, chosen, linear)
+        print_sentences(stdout(), _notes(spec, config))
     return 0
 
 
@@ -96,6 +97,15 @@ def _config(options: argparse.Namespace, spec: ModelSpec) -> LLMConfig:
 def _refuse_both(option: str, key: str, settings: Mapping[str, ConfigValue]) -> None:
     if key in settings:
         raise ConfigError(f"{option} and -c {key}={settings[key]} set the same; give one of the two")
+
+
+def _notes(spec: ModelSpec, config: LLMConfig) -> list[str]:
+    if spec.max_positions is None or config.capacity <= spec.max_positions:
+        return []
+    return [
+        f"note: the model's position tables have {spec.max_positions:,} rows; a request for more tokens is "
+        "refused"
+    ]
 
 
 def _total(caches: tuple[LayerCache, ...]) -> int:
@@ -136,10 +146,11 @@ def _mebibytes(nbytes: int) -> str:
 
 
 def _report_json(
-    config: LLMConfig, chosen: tuple[LayerCache, ...], linear: tuple[LayerCache, ...]
+    spec: ModelSpec, config: LLMConfig, chosen: tuple[LayerCache, ...], linear: tuple[LayerCache, ...]
 ) -> dict[str, Json]:
     return {
         "capacity": config.capacity,
+        "max_positions": spec.max_positions,
         "total_nbytes": _total(chosen),
         "linear_nbytes": _total(linear),
         "config": dict(config.to_mapping()),

@@ -79,7 +79,7 @@ def _check_model(path: Path, trace: Trace) -> None:
     for name in expected | found:
         if found.get(name) != expected.get(name):
             raise ModelError(
-                f"{path}: {name} has SHA-256 {found.get(name, 'none')[:16]}, the trace was made with "
+                f"{path.parent / name} has SHA-256 {found.get(name, 'none')[:16]}, the trace was made with "
                 f"{expected.get(name, 'none')[:16]}; give the same files, other weights give other logits"
             )
 

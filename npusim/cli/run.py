@@ -35,7 +35,8 @@ Generate from a prompt on the simulated NPU: a prefill graph takes the prompt, a
 generate graph one block after the other, the host keeps the KV cache between
 them. With --draft a smaller model (or the text itself) guesses ahead and the
 model verifies the guesses in one block: the greedy tokens stay the same, the
-steps become fewer."""
+steps become fewer. (With a cache that rounds - float16 or quantized - near ties
+may fall the other way: a block reads its own rows before they are rounded.)"""
 
 EPILOG = f"""\
 sizes: what -c leaves open is chosen for this run. NPUW_LLM_MAX_PROMPT_LEN is

@@ -10,26 +10,30 @@ FOLDED_WIDTH = 24
 """The least that a column of sentences is folded to."""
 
 
-def print_table(console: Console, table: Table, *, num_keys: int = 1) -> None:
+def print_table(console: Console, table: Table, *, num_keys: int = 1, absent: str | None = None) -> None:
     """Print a table; where it is too wide, as several that each begin with the first `num_keys` columns.
 
-    Columns with no_wrap stay in one line, others are folded; a value is never cut.
+    Columns with no_wrap stay in one line, others are folded; a value is never cut. absent: the mark of a cell
+    that says nothing; a column of nothing else is left out.
     """
     cells = [list(column.cells) for column in table.columns]
     widths = [_needed(console, column, values) for column, values in zip(table.columns, cells, strict=True)]
     gap = table.padding[1]
-    for number, chosen in enumerate(_parts(widths, num_keys, console.width, gap)):
+    telling = [
+        index for index, column in enumerate(cells) if index < num_keys or {*map(str, column)} != {absent}
+    ]
+    for number, chosen in enumerate(_parts(widths, telling, num_keys, console.width, gap)):
         if number:
             console.print()
         fits = _width(widths, chosen, gap) <= console.width
         console.print(_part(table, cells, chosen, fits=fits))
 
 
-def _parts(widths: list[int], num_keys: int, most: int, gap: int) -> list[list[int]]:
-    """Indices of the columns of each part, as many in one as fit into `most`."""
-    keys = list(range(num_keys))
+def _parts(widths: list[int], columns: list[int], num_keys: int, most: int, gap: int) -> list[list[int]]:
+    """Indices of the columns of each part, as many in one as fit into `most`; all begin with the keys."""
+    keys = columns[:num_keys]
     parts = [list(keys)]
-    for column in range(num_keys, len(widths)):
+    for column in columns[num_keys:]:
         part = [*parts[-1], column]
         if _width(widths, part, gap) <= most or parts[-1] == keys:
             parts[-1] = part

@@ -87,10 +87,11 @@ def generate(
     """Continue a prompt, from position 0 of a new conversation, with or without a drafter.
 
     Whatever the drafter proposes, the tokens are those of plain decoding (with sampling: their distribution
-    is). Blocks are shortened to the target's block size, to what is left of its capacity and of
-    max_new_tokens; the last token emitted need not be stored. Afterwards the target holds the prompt and all
-    new tokens but the last, as after plain decoding; where its cache cannot go back by the last block, also
-    what that block had rejected.
+    is). With a cache that rounds (float16, quantized, NPUW) near ties may fall the other way: a block reads
+    its own rows before they are rounded. Blocks are shortened to the target's block size, to what is left of
+    its capacity and of max_new_tokens; the last token emitted need not be stored. Afterwards the target holds
+    the prompt and all new tokens but the last, as after plain decoding; where its cache cannot go back by the
+    last block, also what that block had rejected.
 
     max_new_tokens: 0 does nothing at all. num_draft_tokens: most drafts per step, at least 1 with a drafter.
     eos_token_id: ends the generation and is its last token. on_step: called after every call of the target,
@@ -271,7 +272,8 @@ def _check_rewinds(target: Target, num_draft_tokens: int, num_tokens: int) -> No
         block_size=block, num_tokens=longest
     ):
         raise ConfigError(
-            f"the target's cache cannot drop every rejected draft: up to {longest} tokens a block of {block} "
-            "may evict rows that are needed again; compile the target with NPUSIM_COMMIT=DEFERRED or another "
-            "NPUSIM_KV_LAYOUT, or leave the drafter out"
+            f"the target's cache cannot drop every rejected draft: within the {longest} tokens of this "
+            f"generation, storing a block of {block} can push out rows that a window needs once drafts are "
+            "rejected; compile the target with NPUSIM_COMMIT=DEFERRED or another NPUSIM_KV_LAYOUT, or leave "
+            "the drafter out"
         )

@@ -114,9 +114,10 @@ def checked_tokens(values: Sequence[int] | npt.NDArray[np.integer], vocab_size: 
         raise InputError(f"{what} must be a flat sequence of integers: {error}") from error
     for place, token in enumerate(tokens):
         if isinstance(given[place], bool):
-            raise InputError(f"{what}[{place}] is {given[place]}; a token id is an integer")
+            raise InputError(f"token {place} of {what} is {given[place]}; a token id is an integer")
         if not 0 <= token < vocab_size:
             raise InputError(
-                f"{what}[{place}] is {token}, outside the vocabulary of the target: 0 to {vocab_size - 1}"
+                f"token {place} of {what} is {token}, outside the vocabulary of the target: "
+                f"0 to {vocab_size - 1}"
             )
     return tokens

@@ -102,7 +102,7 @@ def test_a_synthetic_model_on_the_command_line(capsys: pytest.CaptureFixture[str
     arguments = f"bench {TINY_MODEL} --window 3 --context 9 -c NPUSIM_KV_LAYOUT=RING".split()
     assert main(arguments) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines[1:4]] == [["9", "npusim"], ["9", "device"], ["9", "limit"]]
+    assert [line.split()[:2] for line in lines[1:4]] == [["9", "npusim"], ["9", "device"], ["9", "est."]]
     assert "npusim" in lines[2].split()[2:]
 
 
@@ -111,7 +111,7 @@ def test_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "sweep.png"
     assert main(f"bench {TINY_MODEL} --context 4,8 --plot {path}".split()) == 0
     assert path.read_bytes().startswith(b"\x89PNG")
-    assert "limit" in capsys.readouterr().out
+    assert "est. limit" in capsys.readouterr().out
 
 
 def test_a_picture_says_of_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from cli_driving import TARGET, native_greedy
 
 from npusim import byte_vocabulary, speculative
 from npusim.cli import demo as demo_command
+from npusim.cli import demo_report
 from npusim.cli.main import main
 from npusim.native import NativeModel
 from npusim.parity import StepParity
@@ -38,9 +39,12 @@ def test_it_holds_under_other_settings(run_json, settings):
     assert result["matches"]
 
 
-def test_a_rounded_cache_is_allowed_its_rounding(run_json):
-    result = run_json("demo", "--max-new-tokens", "12", "-c", "NPUSIM_KV_PRECISION=F16")
+def test_a_rounded_cache_is_allowed_its_rounding_and_what_a_near_tie_makes_of_it(run_json):
+    prompt = ("--prompt", "Return a list of", "--max-new-tokens", "40")
+    result = run_json("demo", *prompt, "-c", "NPUSIM_KV_PRECISION=F16")
     assert result["matches"]
+    assert result["cache_rounds"]
+    assert not result["lossless"]
     assert 1e-4 < result["worst_difference"] < result["tolerance"] == 0.02
 
 
@@ -70,18 +74,33 @@ def test_a_single_wrong_step_is_found_and_fails(monkeypatch, capsys):
     assert "2.0e-03" in printed
 
 
-def test_other_tokens_with_drafts_fail():
-    def part(tokens: list[int], difference: float) -> demo_command.Part:
-        step = StepParity(position=0, num_tokens=1, max_abs_difference=difference)
-        generation = speculative.Generation(
-            tokens=tokens, steps=(), finish_reason=speculative.FinishReason.LENGTH
-        )
-        return demo_command.Part(generation=generation, parity=(step,), kv_nbytes=1)
+def part(tokens: list[int], difference: float) -> demo_report.Part:
+    step = StepParity(position=0, num_tokens=1, max_abs_difference=difference)
+    generation = speculative.Generation(
+        tokens=tokens, steps=(), finish_reason=speculative.FinishReason.LENGTH
+    )
+    return demo_report.Part(generation=generation, parity=(step,), kv_nbytes=1)
 
-    def matches(*parts: demo_command.Part) -> bool:
-        return demo_command.DemoResult(prompt="", tolerance=1e-4, plain=parts[0], drafted=parts[1]).matches
 
-    assert matches(part([3, 4], 1e-5), part([3, 4], 1e-4))
-    assert not matches(part([3, 4], 1e-5), part([3, 5], 1e-5))
-    assert not matches(part([3, 4], 1e-5), part([3, 4], 2e-4))
-    assert not matches(part([3, 4], 2e-4), part([3, 4], 1e-5))
+@pytest.mark.parametrize(
+    ("plain", "drafted", "cache_rounds", "said"),
+    [
+        (part([3, 4], 1e-5), part([3, 4], 1e-4), False, "drafting changed no token"),
+        (part([3, 4], 1e-5), part([3, 5], 1e-5), False, "MISMATCH: drafting changed the tokens"),
+        (part([3, 4], 1e-5), part([3, 4], 2e-4), False, "MISMATCH: 1 of 2 calls"),
+        (part([3, 4], 2e-4), part([3, 4], 1e-5), False, "MISMATCH: 1 of 2 calls"),
+        (
+            part([3, 4], 1e-5),
+            part([3, 5], 2e-2),
+            True,
+            "changed the tokens, at a near tie: the float16 cache",
+        ),
+        (part([3, 4], 1e-5), part([3, 5], 3e-2), True, "MISMATCH: drafting changed the tokens"),
+    ],
+)
+def test_what_matches(capsys, plain, drafted, cache_rounds, said):
+    result = demo_report.DemoResult(prompt="", cache_rounds=cache_rounds, plain=plain, drafted=drafted)
+    demo_report.print_result(result)
+    printed = capsys.readouterr().out
+    assert said in printed
+    assert result.matches is ("MISMATCH" not in printed)

@@ -18,6 +18,13 @@ def test_help_teaches_within_80_columns(capsys, monkeypatch, command):
     assert max(map(len, printed.replace(config_keys(), "").splitlines())) <= 80
 
 
+def test_without_a_command_the_help_is_shown_as_wrong_usage(capsys):
+    assert main([]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "start here:\n" in captured.err
+
+
 @pytest.mark.parametrize("command", ["run", "demo"])
 def test_every_setting_is_listed(capsys, command):
     with pytest.raises(SystemExit, match="0"):

@@ -76,7 +76,6 @@ def test_text_for_another_vocabulary(error_of, monkeypatch):
 @pytest.mark.parametrize(
     "arguments",
     [
-        [],
         ["walk"],
         ["run", LLAMA],
         ["run", LLAMA, "--prompt-ids", ""],
@@ -114,7 +113,9 @@ def test_wrong_usage(capsys, arguments):
         main(arguments)
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert "usage: npusim" in captured.err
+    assert captured.err.startswith("npusim: error: ")
+    assert captured.err.count("\n") == 1
+    assert captured.err.endswith(" --help\n")
 
 
 def test_sizes_left_open_fit_the_run_and_given_ones_stay():

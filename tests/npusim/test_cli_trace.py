@@ -85,7 +85,7 @@ def test_other_weights_beside_the_same_file_are_refused(tmp_path, error_of, caps
     weights[100] ^= 1
     (tmp_path / "w.bin").write_bytes(weights)
     capsys.readouterr()
-    assert "w.bin has SHA-256" in error_of("replay", str(trace), str(model))
+    assert f"error: {tmp_path / 'w.bin'} has SHA-256" in error_of("replay", str(trace), str(model))
 
 
 def test_the_calls_of_a_draft_model_have_a_trace_of_their_own(tmp_path, run_json):

@@ -18,7 +18,6 @@ import npusim
 from npusim import npuw
 from npusim.byte_tokenizer import build_detokenizer, build_tokenizer
 from npusim.byte_vocabulary import BEGIN_TOKEN, END_TOKEN, decode, encode
-from npusim.cli.main import main
 from npusim.errors import ConfigError, ModelError
 from npusim.export import NOT_ASKED, Tokenizer, export
 from npusim.npuw_probe import NativeVerdict
@@ -132,7 +131,7 @@ def test_what_cannot_be_exported_writes_nothing(tmp_path: Path) -> None:
 def test_a_folder_in_use_is_not_overwritten_unasked(tmp_path: Path) -> None:
     export(READABLE["llama"], tmp_path, probe_native=False)
     before = (tmp_path / "openvino_model.bin").stat().st_mtime_ns
-    with pytest.raises(ConfigError, match=r"holds an openvino_model\.xml already"):
+    with pytest.raises(ConfigError, match=r"holds a file openvino_model\.xml already"):
         export(READABLE["swa_draft"], tmp_path, probe_native=False)
     assert (tmp_path / "openvino_model.bin").stat().st_mtime_ns == before
     export(READABLE["swa_draft"], tmp_path, overwrite=True, probe_native=False)
@@ -258,18 +257,3 @@ def test_genai_on_npuw_gives_the_simulator_s_text(
     if drafted:
         config.num_assistant_tokens = 4
     assert str(pipeline.generate(PROMPT, config)) == expected
-
-
-def test_the_command_writes_and_says_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["export", str(READABLE["gptoss_attention"]), str(tmp_path / "out"), "--no-probe"]
-    assert main([*arguments, "--json", "--tokenizer", "none"]) == 0
-    written = json.loads(capsys.readouterr().out)
-    assert sorted(written["files"]) == files_in(tmp_path / "out")
-    assert [layer["local_window_size"] for layer in written["layers"]] == [8, -1, 8, -1]
-    assert {layer["native"] for layer in written["layers"]} == {"NOT_PROBED"}
-    assert main(arguments) == 2
-    assert "holds an openvino_model.xml already" in capsys.readouterr().err
-    assert main([*arguments, "--overwrite"]) == 0
-    table = capsys.readouterr().out
-    assert "a mask of 8 positions" in table
-    assert "openvino_tokenizer.xml" in table

@@ -35,13 +35,14 @@ def test_a_cache_and_a_mask_must_fit_into_memory(
     mask_elements: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    needed = cache_bytes + 4 * mask_elements
+    mask_bytes = 4 * mask_elements + 2 * 8 * 28  # attention_mask counts slots, in both graphs
+    needed = cache_bytes + mask_bytes
     monkeypatch.setattr(npusim.memory, "physical_memory", lambda: needed)
     compile_with(options, window)
     monkeypatch.setattr(npusim.memory, "physical_memory", lambda: needed - 1)
     message = (
-        rf"28 tokens needs {cache_bytes:,} bytes of KV cache and {4 * mask_elements:,} bytes for an "
-        rf"attention mask, the machine has {needed - 1:,} bytes of memory; lower NPUW_LLM_MAX_PROMPT_LEN"
+        rf"28 tokens needs {cache_bytes:,} bytes of KV cache and {mask_bytes:,} bytes for "
+        rf"attention masks, the machine has {needed - 1:,} bytes of memory; lower NPUW_LLM_MAX_PROMPT_LEN"
     )
     with pytest.raises(ConfigError, match=message):
         compile_with(options, window)

@@ -104,7 +104,7 @@ def test_oversized_calls_are_refused_and_change_nothing(request_: NPUWInferReque
     with pytest.raises(CapacityError, match="a prompt of 65 tokens; NPUW was compiled for 64"):
         call(request_, tokens_of(65), 0)
     check_call(request_, oracle, tokens_of(10), 0)
-    with pytest.raises(CapacityError, match="a block of 9 tokens; NPUW's generate graph has 8 rows"):
+    with pytest.raises(CapacityError, match=r"9 tokens; NPUW's .* has 8 rows, .* give position_ids, or"):
         call(request_, tokens_of(9), 10)
     with pytest.raises(InputError, match="would be a gap"):
         call(request_, [3], 12)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from npusim import npuw
+from npusim.config import LLMConfig
 from npusim.errors import ConfigError
 from npusim.npuw_profile import npuw_lengths, round_up
 
@@ -81,3 +82,12 @@ def test_the_installed_npuw_agrees() -> None:
     ]
     for point in points:
         assert grid.measure(point) == grid.predict(point), point
+
+
+@pytest.mark.parametrize("positions", [1024, 1000, 513, 200])
+@pytest.mark.parametrize("response", [{}, {"NPUW_LLM_MIN_RESPONSE_LEN": 70}])
+def test_lengths_left_open_fit_the_model_after_rounding(positions: int, response: dict[str, int]) -> None:
+    config = LLMConfig.from_mapping({"NPUSIM_PROFILE": "NPUW", **response}).fitted(positions)
+    assert config.max_prompt_len is not None
+    assert config.max_prompt_len % 64 == 0
+    assert positions - 64 < config.capacity <= positions

@@ -41,6 +41,15 @@ def test_logits_are_those_of_the_tests_runner(name: str) -> None:
         np.testing.assert_allclose(logits, other.feed(TOKENS[start:stop]), atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["gemma3_alternating", "gptoss_attention"])
+def test_a_run_may_be_shorter_than_the_window(name: str) -> None:
+    """ONNX Runtime takes no rolling buffer below the window (8); the model itself needs none."""
+    short = load(READABLE[name], max_length=3)
+    np.testing.assert_array_equal(short.feed(TOKENS[:3]), load(READABLE[name]).feed(TOKENS[:3]))
+    with pytest.raises(CapacityError, match="4 tokens to store; the buffers were made for 3"):
+        short.feed(TOKENS[3:4])
+
+
 def test_external_data_are_found_beside_the_file(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(

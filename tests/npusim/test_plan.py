@@ -55,6 +55,16 @@ def test_a_windowed_layer_takes_its_bound_and_the_slack_at_any_length(
         assert [layer["slots"] for layer in plan["layers"]] == [slots, slots, length, slots]
 
 
+@pytest.mark.parametrize(("length", "noted"), [(512, False), (513, True)])
+def test_a_length_beyond_the_position_tables_is_noted(
+    length: int, noted: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(GEMMA), "--max-length", str(length)]) == 0
+    assert ("note: the model's position tables have 512 rows" in capsys.readouterr().out) is noted
+    assert main(["plan", str(GEMMA), "--max-length", str(length), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["max_positions"] == 512
+
+
 def test_a_window_beyond_the_capacity_stays_linear(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(GEMMA), "--max-length", "7", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)

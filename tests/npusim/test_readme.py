@@ -1,14 +1,19 @@
 """What README.md says is so: its examples run, its table of settings is that of the configuration."""
 
 import re
+import shlex
 import shutil
 from pathlib import Path
 
 import openvino as ov
 import pytest
+from model_files import READABLE
+from slot_distance import lower_by_slot_distance
 
 import npusim
+from npusim import npuw
 from npusim.cli.config_help import settings_table
+from npusim.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -62,6 +67,20 @@ def test_the_pass_example_lowers_every_node() -> None:
     assert "GroupQueryAttention" not in op_types(model)
     assert op_types(model).count("ScaledDotProductAttention") == 4
     assert model.input("attention_mask").shape == [1, 35]
+
+
+@pytest.mark.skipif(npuw.unavailable_reason() is not None, reason=str(npuw.unavailable_reason()))
+def test_the_comparison_prints_what_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(READABLE["phi3_window8"], tmp_path / "model.onnx")
+    (tmp_path / "exported").mkdir()
+    slots = lower_by_slot_distance(tmp_path / "model.onnx")
+    ov.save_model(slots, tmp_path / "exported" / "openvino_model.xml", compress_to_fp16=False)
+    example = re.search(r"^    npusim (compare .*?)\n\n(.*?)\n\n", README, re.DOTALL | re.MULTILINE)
+    assert example is not None
+    assert main(shlex.split(example[1].replace("\\\n", ""))) == 1
+    printed = [line.split()[:-2] for line in capsys.readouterr().out.splitlines()]
+    for line in example[2].splitlines():
+        assert line.split()[:-2] in printed  # but for the two differences
 
 
 def test_the_settings_are_those_of_the_configuration():

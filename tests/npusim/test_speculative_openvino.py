@@ -208,7 +208,7 @@ def block(tokens: Sequence[int], first: int) -> dict[str, npt.NDArray[np.int64]]
         (block([1] * 7, 6), CapacityError, "a generate step takes at most 6 tokens, got 7"),
         (block([1] * 10, 0), CapacityError, "a prefill takes at most 9 tokens, got 10"),
         (block([1] * 5, 6), CapacityError, "5 tokens at position 6 need room for 11, capacity is 10"),
-        (block([1, 23], 6), InputError, r"input_ids\[1\] is 23, outside the vocabulary"),
+        (block([1, 23], 6), InputError, "token 1 of input_ids is 23, outside the vocabulary"),
         (block([1], -1), InputError, "consecutive from 0 or more"),
         ({**block([1, 2], 6), "position_ids": np.array([[6, 8]])}, InputError, "consecutive from 0"),
         ({**block([1, 2], 6), "position_ids": np.array([[6]])}, InputError, r"must be \[1, 2\]"),

@@ -7,6 +7,7 @@ import io
 import pytest
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from npusim.cli.output import new_table
 from npusim.cli.tables import print_table
@@ -62,6 +63,21 @@ def test_columns_that_do_not_fit_come_below_behind_their_keys() -> None:
         "       position",
         "   11  -",
     ]
+
+
+@pytest.mark.parametrize(("absent", "left"), [(None, "a b c"), ("-", "a c"), ("x", "a b c")])
+def test_a_column_that_says_nothing_is_left_out(absent: str | None, left: str) -> None:
+    made = new_table()
+    for heading in ("a", "b", "c"):
+        made.add_column(heading, no_wrap=True)
+    for row in (("-", Text("-"), Text("x")), ("-", Text("-"), Text("-"))):
+        made.add_row(*row)
+    console = Console(file=io.StringIO(), width=80, highlight=False)
+    print_table(console, made, absent=absent)
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert " ".join(lines[0].split()) == left
+    assert len(lines[2].split()) == len(left.split())
 
 
 def test_several_keys_are_repeated() -> None:

@@ -20,12 +20,26 @@ def _copy(name: str) -> Callable[[Path], object]:
     return lambda path: path.write_bytes(UNREADABLE[name].read_bytes())
 
 
+def _damaged(text: bytes) -> Callable[[Path], object]:
+    """One byte of a name is no UTF-8."""
+
+    def make(path: Path) -> None:
+        data = bytearray(READABLE["swa_draft"].read_bytes())
+        data[data.find(text) + 1] = 0xFF
+        path.write_bytes(data)
+
+    return make
+
+
 # By name of the file how it is made, and what is said of it.
 FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "text.onnx": (lambda path: path.write_text("some text\n"), "no ONNX model"),
     "text": (lambda path: path.write_text("some text\n"), "no ONNX model"),
     "picture.png": (lambda path: path.write_bytes(b"\x89PNG\r\n\x1a\n" + 50 * b"\0"), "no ONNX model"),
     "cut.onnx": (_cut, "no ONNX model, or a truncated one"),
+    "input.onnx": (_damaged(b"input_ids"), "is no UTF-8, the file is damaged"),
+    "op.onnx": (_damaged(b"MatMul"), "is no UTF-8, the file is damaged"),
+    "cache.onnx": (_damaged(b"present.0.key"), "is no UTF-8, the file is damaged"),
     "empty.onnx": (lambda path: path.touch(), "holds no graph"),
     "folder.onnx": (lambda path: path.mkdir(), "is a directory"),
     "pipe.onnx": (os.mkfifo, "no regular file"),
