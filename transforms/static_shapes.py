@@ -14,7 +14,8 @@ class StaticShapes(ModelPass):
     """Batch 1, S tokens in the block, C past rows per layer, an attention_mask of a fixed length.
 
     `past_length` is one C for all nodes or a mapping from node name (`node_label`) to C. The mask is
-    `attention_length` long, C + S where nothing else is said. The head size of the caches may be symbolic:
+    `attention_length` long, C + S where nothing else is said; it may be shorter where C is a window's, since
+    a buffer may have more slots than a sequence ever has tokens. The head size of the caches may be symbolic:
     it follows from the query's. Run it before DecomposeGQA.
 
     Raises DecompositionError for an input whose role is unknown, for a node of `past_length` that is not
@@ -113,12 +114,11 @@ def _check_lengths(
             f"sequence_length={sequence_length!r}, past_length={past_length!r}, "
             f"attention_length={attention_length!r}; whole numbers are needed"
         )
-    least = sequence_length + max(pasts, default=0)
-    if sequence_length < 1 or min(pasts, default=0) < 0 or any(length < least for length in mask):
+    if sequence_length < 1 or min(pasts, default=0) < 0 or any(length < sequence_length for length in mask):
         raise DecompositionError(
             f"sequence_length={sequence_length}, past_length={past_length}, "
             f"attention_length={attention_length}; the first is at least 1, the second at least 0, the third "
-            "at least their sum"
+            "at least the first"
         )
 
 
