@@ -1,15 +1,21 @@
-"""What the law of the cache is tried on: windows, layouts, commit policies, prefill forms."""
+"""What the law of the cache is tried on: models, layouts, commit policies, prefill forms."""
 
 from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 
+import numpy as np
+from model_files import READABLE
+from numpy.typing import NDArray
+from ort_runner import OrtModel
 from slot_log import Buffer
-from tiny_llm import compile_tiny
-from tiny_model import TinyModel
+from tiny_llm import compile_tiny, config_of, error_of
+from tiny_model import HEAD_SIZE, KV_NUM_HEADS, VOCAB_SIZE, TinyModel
 
+import npusim
 from npusim import CompiledLLM
 from npusim.layout import CommitPolicy
 
@@ -21,12 +27,16 @@ UNIFORM_NONE, ONE, THREE, BEYOND = (-1, -1), (1, 1), (3, 3), (20,)
 MIXED = (4, -1, 4, 6)
 LAYOUTS = ("LINEAR", "GATHERED", "ROLLING", "RING")
 
+FILES = {"gemma3_alternating": (8, 8, -1, 8), "gptoss_attention": (8, -1, 8, -1)}
+"""Model files by name, with the windows of their layers; each has 2 KV heads of 16 and 259 tokens."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One compiled model: prefill_chunk 0 is whole prefill."""
+    """One compiled model, a file or the tiny one with these windows: prefill_chunk 0 is whole prefill."""
 
     windows: tuple[int, ...]
+    file: str | None = None
     layout: str
     commit: CommitPolicy
     prefill_chunk: int
@@ -36,20 +46,29 @@ class Case:
     pyramid_base: int = 0  # 0: one generate graph
 
     def __str__(self) -> str:
-        windows = "_".join(str(window) for window in self.windows)
         prefill = f"chunks-of-{self.prefill_chunk}" if self.prefill_chunk else "whole"
         sanitized = "-sanitized" if self.sanitize else ""
         pyramid = f"-pyramid-{self.pyramid_base}" if self.pyramid_base else ""
         run = f"{self.commit.value}-{self.execution}{sanitized}{pyramid}"
-        return f"windows_{windows}-{self.layout}+{self.slack}-{prefill}-{run}"
+        return f"{self.group}-{self.layout}+{self.slack}-{prefill}-{run}"
 
     @property
     def group(self) -> str:
-        return "windows_" + "_".join(str(window) for window in self.windows)
+        return self.file or "windows_" + "_".join(str(window) for window in self.windows)
 
     @property
-    def model(self) -> TinyModel:
+    def tiny(self) -> TinyModel:
         return TinyModel(windows=self.windows, sinks=(1, 2))
+
+    @property
+    def vocab_size(self) -> int:
+        return 259 if self.file else VOCAB_SIZE
+
+    @property
+    def nbytes(self) -> int:
+        """Of all buffers: keys and values in float32."""
+        kv_width = 2 * 16 if self.file else KV_NUM_HEADS * HEAD_SIZE
+        return sum(buffer.rows for buffer in self.buffers) * 2 * kv_width * 4
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
@@ -84,7 +103,23 @@ def cases() -> list[Case]:
         sanitized = replace(mixed, layout=layout, prefill_chunk=5, sanitize=True)
         deferred = replace(sanitized, commit=CommitPolicy.DEFERRED, pyramid_base=2)
         found += [sanitized, deferred, replace(mixed, layout=layout, prefill_chunk=5, pyramid_base=1)]
-    return [*found, replace(mixed, layout="ROLLING", prefill_chunk=5)]
+    return [*found, replace(mixed, layout="ROLLING", prefill_chunk=5), *_file_cases()]
+
+
+def _file_cases() -> list[Case]:
+    """Every layout and policy; what one file prefills whole, the other does in chunks."""
+    found: list[Case] = []
+    for (number, (file, windows)), (place, layout) in product(enumerate(FILES.items()), enumerate(LAYOUTS)):
+        case = Case(
+            file=file,
+            windows=windows,
+            layout=layout,
+            commit=CommitPolicy.EAGER,
+            prefill_chunk=4 * ((number + place) % 2),
+            slack=2 if layout == "ROLLING" else 0,
+        )
+        found += _both_policies(case)
+    return found
 
 
 def _both_policies(case: Case) -> list[Case]:
@@ -99,17 +134,38 @@ def compiled(case: Case) -> CompiledLLM:
         shared = copy(compiled(twin))
         shared.config = replace(shared.config, commit=case.commit)
         return shared
-    return compile_tiny(
-        case.model,
-        prompt=MAX_PROMPT_LEN,
-        response=CAPACITY - MAX_PROMPT_LEN + 1,
-        block=BLOCK,
-        chunk=case.prefill_chunk,
-        layout=case.layout,
-        slack=case.slack,
-        commit=case.commit.value,
-        sanitize="YES" if case.sanitize else "NO",
-        execution=case.execution,
-        pyramid="YES" if case.pyramid_base else "NO",
-        pyramid_base=case.pyramid_base or 1024,
-    )
+    options: dict[str, str | int] = {
+        "prompt": MAX_PROMPT_LEN,
+        "response": CAPACITY - MAX_PROMPT_LEN + 1,
+        "block": BLOCK,
+        "chunk": case.prefill_chunk,
+        "layout": case.layout,
+        "slack": case.slack,
+        "commit": case.commit.value,
+        "sanitize": "YES" if case.sanitize else "NO",
+        "execution": case.execution,
+        "pyramid": "YES" if case.pyramid_base else "NO",
+        "pyramid_base": case.pyramid_base or 1024,
+    }
+    if case.file:
+        return npusim.compile_model(READABLE[case.file], config_of(options))
+    return compile_tiny(case.tiny, **options)
+
+
+def error_of_case(case: Case, logits: NDArray[np.floating], tokens: tuple[int, ...]) -> float:
+    """How far logits [1, n, V] are from those of the last n of `tokens` in a fresh run of all of them."""
+    if not case.file:
+        return error_of(case.tiny, logits, tokens)
+    return float(np.abs(logits[0] - _file_logits(case.file, tokens)[-logits.shape[1] :]).max())
+
+
+@cache
+def _onnxruntime(file: str) -> OrtModel:
+    return OrtModel(READABLE[file], max_length=CAPACITY)
+
+
+@cache
+def _file_logits(file: str, tokens: tuple[int, ...]) -> NDArray[np.floating]:
+    model = _onnxruntime(file)
+    model.reset()
+    return model.feed(tokens)[0]

@@ -168,8 +168,8 @@ class GatheredFrame(SplitFrame):
         return min(max(self.past_position(slot), 0), self.capacity - 1)
 
     def past_filled(self, slot: int) -> bool:
-        """P - (W - 1) + j >= 0."""
-        return self.past_position(slot) >= 0
+        """0 <= P - (W - 1) + j < C: P may exceed C, then the rows beyond C are not there."""
+        return 0 <= self.past_position(slot) < self.capacity
 
     def past_position(self, slot: int) -> int:
         """P - (W - 1) + j."""

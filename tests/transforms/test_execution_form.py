@@ -6,7 +6,7 @@ import model_files
 import numpy as np
 import openvino as ov
 import pytest
-from execution_cases import RIGHT, Case, make_case, run, sinks, types
+from execution_cases import Case, make_case, run, sinks, types
 from gqa_models import Bias, RotaryTable
 from numpy.typing import NDArray
 
@@ -69,7 +69,7 @@ GRID = {
 def test_every_form_computes_what_the_device_form_computes(case: Case) -> None:
     device = case.device_form()
     feeds = case.feeds(device)
-    expected = run(device, feeds, RIGHT)
+    expected = run(device, feeds)
     for form in FORMS:
         model = case.device_form()
         ExecutionForm(lambda _sizes, form=form: form).run_on_model(model)
@@ -86,7 +86,7 @@ def test_float16_models_agree_within_their_precision(form: AttentionForm) -> Non
     model = case.device_form()
     ExecutionForm(lambda _sizes: form).run_on_model(model)
     assert all(node.get_output_element_type(0) != ov.Type.f32 for node in model.get_ops())
-    np.testing.assert_allclose(run(model, feeds)[0], run(device, feeds, RIGHT)[0], rtol=0, atol=2e-3)
+    np.testing.assert_allclose(run(model, feeds)[0], run(device, feeds)[0], rtol=0, atol=2e-3)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -212,6 +212,6 @@ def test_whole_models_give_the_same_logits_and_rows(
     rewrite.run_on_model(fast)
     assert rewrite.rewritten == types(device)["ScaledDotProductAttention"] > 0
     assert types(fast)["ScaledDotProductAttention"] == 0
-    for got, want in zip(run(fast, feeds), run(device, feeds, RIGHT), strict=True):
+    for got, want in zip(run(fast, feeds), run(device, feeds), strict=True):
         # Rows of padding carry numbers that nobody reads; they are compared all the same.
         np.testing.assert_allclose(got, want, rtol=0, atol=2e-5)
