@@ -23,12 +23,21 @@ pytestmark = pytest.mark.skipif(_UNAVAILABLE is not None, reason=str(_UNAVAILABL
 TINY = LlamaLike(windows=(4, -1))
 
 
-def check_call(request: NPUWInferRequest, oracle: OrtModel, tokens: Sequence[int], start: int) -> None:
+def check_call(
+    request: NPUWInferRequest,
+    oracle: OrtModel,
+    tokens: Sequence[int],
+    start: int,
+    *,
+    partitioned: bool = False,
+) -> None:
     oracle.rewind(start)
     expected = oracle.feed(tokens)
     logits = call(request, tokens, start)
     expected = expected[:, -logits.shape[1] :]
-    np.testing.assert_allclose(logits, expected, atol=tolerance(expected), rtol=0)
+    atol = tolerance(expected, partitioned=partitioned)
+    np.testing.assert_allclose(logits, expected, atol=atol, rtol=0)
+    assert request.num_stored_tokens == start + len(tokens)
 
 
 @pytest.fixture(scope="module")
@@ -57,47 +66,30 @@ def tiny_compiled() -> npuw.NPUWCompiledLLM:
 
 # (first position, tokens): prompt, blocks of 1 to 8 with rejections, a window of 8 crossed at every offset.
 SCRIPT = [(0, 13), (13, 1), (14, 8), (17, 5), (22, 3), (23, 8), (23, 2), (25, 7), (32, 4), (33, 6), (39, 8)]
+# Prompts that end before, at and after the end of a chunk of 16, up to the longest; two blocks after each.
+PROMPTS = [
+    step for length in (15, 16, 17, 40, 63, 64) for step in ((0, length), (length, 5), (length + 5, 1))
+]
+# To the last slot of 120, in whole blocks and in one that just fits.
+TO_THE_EDGE = [(0, 60), *((start, 8) for start in range(60, 116, 8)), (116, 4), (118, 2)]
 
 
-@pytest.mark.parametrize("options", [WHOLE_GRAPH, {}], ids=["whole-graph", "partitioned"])
+@pytest.mark.parametrize("partitioned", [False, True], ids=["whole-graph-in-chunks", "partitioned"])
 @pytest.mark.parametrize("name", READABLE)
-def test_matches_onnx_runtime_through_rejections(name: str, options: dict[str, str]) -> None:
+def test_matches_onnx_runtime(name: str, partitioned: bool) -> None:
+    """Through rejections, in chunked or whole prefill of any length, and up to the capacity."""
     oracle = OrtModel(READABLE[name])
-    request = npuw.compile_model(READABLE[name], {**LENGTHS, **options}).create_infer_request()
-    for at, (start, count) in enumerate(SCRIPT):
-        oracle.rewind(start)
-        tokens = tokens_of(count, seed=at)
-        expected = oracle.feed(tokens)
-        logits = call(request, tokens, start)
-        expected = expected[:, -logits.shape[1] :]
-        # Tensors between subgraphs are float16 too where NPUW partitions.
-        atol = tolerance(expected) * (1 if options else 2)
-        np.testing.assert_allclose(logits, expected, atol=atol, rtol=0)
-        assert request.num_stored_tokens == start + count
-
-
-@pytest.mark.parametrize("name", ["gemma3_alternating", "gptoss_attention"])
-def test_chunked_prefill_matches_onnx_runtime(name: str) -> None:
-    config = {**LENGTHS, **WHOLE_GRAPH, "NPUW_LLM_MAX_PROMPT_LEN": 128, "NPUW_LLM_PREFILL_CHUNK_SIZE": 16}
+    chunked = {**WHOLE_GRAPH, "NPUW_LLM_PREFILL_CHUNK_SIZE": 16}
+    config = {**LENGTHS, "NPUW_LLM_MAX_PROMPT_LEN": 64, **({} if partitioned else chunked)}
     request = npuw.compile_model(READABLE[name], config).create_infer_request()
-    oracle = OrtModel(READABLE[name])
-    for length in (15, 16, 17, 40, 64, 65, 100, 128):
-        check_call(request, oracle, tokens_of(length), 0)
-        check_call(request, oracle, tokens_of(5), length)
-        check_call(request, oracle, tokens_of(1), length + 5)
-
-
-def test_capacity_edge(request_: NPUWInferRequest, oracle: OrtModel) -> None:
-    assert request_.capacity == 64 + 64 - 8
-    check_call(request_, oracle, tokens_of(60), 0)
-    for start in range(60, 116, 8):
-        check_call(request_, oracle, tokens_of(8, seed=start), start)
-    with pytest.raises(CapacityError, match="8 tokens at position 116 need 124 slots, the capacity is 120"):
-        call(request_, tokens_of(8), 116)
-    check_call(request_, oracle, tokens_of(4), 116)
-    with pytest.raises(CapacityError, match="need 121 slots, the capacity is 120"):
-        call(request_, [7], 120)
-    check_call(request_, oracle, tokens_of(2), 118)
+    assert request.capacity == 64 + 64 - 8
+    for seed, (start, count) in enumerate([*SCRIPT, *PROMPTS, *TO_THE_EDGE]):
+        check_call(request, oracle, tokens_of(count, seed=seed), start, partitioned=partitioned)
+    for start, count in ((120, 1), (118, 8)):
+        message = f"at position {start} need {start + count} slots, the capacity is 120"
+        with pytest.raises(CapacityError, match=message):
+            call(request, tokens_of(count), start)
+    check_call(request, oracle, tokens_of(2), 118, partitioned=partitioned)
 
 
 def test_oversized_calls_are_refused_and_change_nothing(request_: NPUWInferRequest, oracle: OrtModel) -> None:
