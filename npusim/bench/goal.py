@@ -107,7 +107,7 @@ FULL_SIZES = GoalSizes(
         intermediate_size=3072,
     ),
     new_tokens=96,
-    plan=Plan(rounds=21, burst=5),
+    plan=Plan(rounds=15, burst=20, warmup=5),
 )
 """Those that the limits are meant for."""
 

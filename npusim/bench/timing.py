@@ -33,11 +33,16 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """rounds of all candidates; in each, `burst` calls of every one after `warmup` that are not counted."""
+    """rounds of all candidates; in each, `burst` calls of every one after `warmup` that are not counted.
+
+    rest: seconds of quiet before a turn. The threads of a runtime spin for some milliseconds after its last
+    call, and would take the cores from the next one.
+    """
 
     rounds: int = 15
     burst: int = 5
     warmup: int = 1
+    rest: float = 0.03
 
     @property
     def calls_per_round(self) -> int:
@@ -124,6 +129,7 @@ def ratio_of(slower: Samples, faster: Samples) -> Ratio:
 
 def _burst(candidate: Candidate, plan: Plan) -> tuple[float, ...]:
     candidate.prepare(plan.calls_per_round)
+    time.sleep(plan.rest)
     for _ in range(plan.warmup):
         candidate()
     return tuple(_seconds(candidate) for _ in range(plan.burst))

@@ -133,7 +133,7 @@ def _run_contexts(options: argparse.Namespace) -> int:
     contexts: Sequence[int] = options.context or (CONTEXT,)
     against: Sequence[Runtime] = options.against or (Runtime.DEVICE,)
     num_tokens = options.tokens or NUM_TOKENS
-    plan = Plan(rounds=options.rounds or NUM_ROUNDS, burst=min(5, num_tokens - 1))
+    plan = Plan(rounds=options.rounds or NUM_ROUNDS, burst=min(10, num_tokens - 1))
     settings = _settings(options)
     parts = 1 + len(contexts) * (1 + len(against) + plan.rounds)
     with (
