@@ -51,3 +51,20 @@ def use_beyond(sources: Collection[Output], ports: Collection[Port]) -> str | No
                 seen.add(node.get_name())
                 waiting += node.outputs()
     return None
+
+
+def inputs_of(source: Output) -> list[Output]:
+    """The model inputs that the numbers of a value are computed from, those whose shape is used included."""
+    found: list[Output] = []
+    seen, waiting = set(), [source]
+    while waiting:
+        output = waiting.pop()
+        node = output.get_node()
+        if node.get_name() in seen:
+            continue
+        seen.add(node.get_name())
+        if node.get_type_name() == "Parameter":
+            found.append(output)
+        is_shaped_alone = node.get_type_name() in (*SAME_VALUES, "Broadcast")
+        waiting += node.input_values()[: 1 if is_shaped_alone else None]
+    return found

@@ -4,13 +4,14 @@ Its entries and its length are then no longer those of T tokens. What stays true
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import openvino as ov
 from openvino import Input, Output
 
-from npusim.data_flow import described, readers, use_beyond
+from npusim.data_flow import described, inputs_of, readers, use_beyond
 from npusim.errors import ModelError
+from transforms import GQANode
 from transforms.gqa_node import Port
 
 
@@ -30,6 +31,21 @@ def check_mask_use(static: ov.Model) -> None:
                 "static graph, not tokens; leave the mask to the op, or compute it from the sum of the mask "
                 "or from position_ids"
             )
+
+
+def check_seqlens(gqas: Iterable[GQANode]) -> None:
+    """Every seqlens_k is computed from attention_mask alone; ModelError naming the input that it is not.
+
+    The lowering reads T from it. The length of input_ids is that of a padded block, and the first of
+    position_ids may be padding's.
+    """
+    for gqa in gqas:
+        for port in inputs_of(gqa.seqlens_k):
+            if "attention_mask" not in port.get_names():
+                raise ModelError(
+                    f"{gqa.name}: its seqlens_k is computed from {port.get_any_name()}, which in a static "
+                    "graph has entries for padding; compute it from the sum of attention_mask alone"
+                )
 
 
 def sums_of_mask(static: ov.Model) -> Iterator[Output]:

@@ -7,7 +7,7 @@ import openvino as ov
 
 from npusim.errors import ModelError
 from npusim.look_ups import max_positions, num_embeddings
-from npusim.mask_use import check_mask_use
+from npusim.mask_use import check_mask_use, check_seqlens
 from npusim.model_rules import check_caches, check_labels, in_layer_order
 from npusim.token_mixing import BLOCKS, check_logits, check_token_mixing, with_block
 from transforms import DecompositionError, GQANode, find_gqa, read_gqa
@@ -78,6 +78,7 @@ def read_spec(model: ov.Model) -> ModelSpec:
     check_labels(gqas)
     check_caches(gqas)
     _check_ports(model, gqas)
+    check_seqlens(gqas)
     vocab_size = _vocab_size(model)
     static = model.clone()
     with_block(static, BLOCKS[0])

@@ -6,8 +6,10 @@ chunk alone. Which axis counts the tokens is found by giving the model blocks of
 whose length differs.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 
+import numpy as np
 import openvino as ov
 from openvino import Node, Output
 
@@ -37,6 +39,8 @@ _SAME_ORDER = ("Reshape", "Squeeze", "Transpose", "Unsqueeze")
 _KEEPS_LENGTH = ("Broadcast", "Pad", "Slice", "StridedSlice", "Tile")
 """Ops that leave the rows as they are where the number of rows stays."""
 
+_MOST_NUMBERS = 64
+
 _AXIS_ATTRIBUTE = ("Concat", "GatherElements", "LogSoftmax", "Softmax", "TopK")
 _AXIS_INPUT = {
     "CumSum": 1,
@@ -61,8 +65,8 @@ def with_block(static: ov.Model, rows: int) -> None:
 def check_token_mixing(static: ov.Model) -> None:
     """No op besides attention makes a token's row of other rows. `static` has the first of `BLOCKS`.
 
-    It comes out with the shapes of the second. What becomes seqlens_k or total_sequence_length alone is free:
-    the lowering does not read them.
+    It comes out with the shapes of the second. What becomes seqlens_k or total_sequence_length alone is free
+    here: `mask_use.check_seqlens` judges the one, the lowering does not read the other.
 
     Raises ModelError for the first op that does, or of which it is not known, with its name and type.
     """
@@ -201,7 +205,14 @@ def _constants(source: Output) -> list[int]:
 
 
 def _computed(source: Output) -> ov.Tensor | None:
+    """What constants and the shapes of values make of it; None for what depends on the values themselves."""
     node = source.get_node()
+    if node.get_type_name() == "ShapeOf":
+        shape = np.array(_shape(node.input_value(0)), source.get_element_type().to_dtype())
+        return ov.Tensor(shape)
+    # Axes, bounds and pads are a few numbers; past those lies the graph of the hidden states.
+    if math.prod(_shape(source)) > _MOST_NUMBERS or node.get_output_size() != 1:
+        return None
     if node.get_type_name() == "Constant":
         return ov.Tensor(node.get_data())
     inputs = [_computed(value) for value in node.input_values()]

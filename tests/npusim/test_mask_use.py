@@ -80,6 +80,21 @@ def test_uses_of_the_mask_that_would_count_slots(name: str) -> None:
         read_spec(edited(build(TinyModel(windows=(-1, 5))), edit))
 
 
+def with_largest_position(model: ModelProto) -> None:
+    insert(model, 0, [make("ReduceMax", "position_ids", "largest", axes=[1], keepdims=0)])
+    next(node for node in model.graph.node if list(node.output) == ["seqlens_k"]).input[0] = "largest"
+
+
+@pytest.mark.parametrize(
+    ("edit", "source"),
+    [(with_length_of("input_ids"), "input_ids"), (with_largest_position, "position_ids")],
+)
+def test_seqlens_k_comes_from_the_mask_alone(edit: Edit, source: str) -> None:
+    model = TinyModel(windows=(-1, 5), position_ids=True)
+    with pytest.raises(ModelError, match=rf"attention\.0: its seqlens_k is computed from {source}, which"):
+        read_spec(edited(build(model), edit))
+
+
 def test_the_sum_is_free() -> None:
     edit = with_factor(
         make("Unsqueeze", "numbers first", "wide"), make("ReduceSum", "wide", "factor", keepdims=0)

@@ -134,6 +134,9 @@ def test_what_mixes_tokens_is_refused(name: str) -> None:
 
 KEEPS: dict[str, list[NodeProto]] = {
     "norm": [make("LayerNormalization", "embedded scale scale", "hidden.0", axis=-1)],
+    "norm with an axis from the front": [
+        make("LayerNormalization", "embedded scale scale", "hidden.0", axis=2)
+    ],
     "norm of a head": [
         make("Reshape", "embedded heads", "split"),
         make("SimplifiedLayerNormalization", "split head_scale", "normed", axis=-1),
@@ -177,12 +180,14 @@ def test_what_keeps_tokens_apart_is_read(name: str) -> None:
     check(hidden(*KEEPS[name]))
 
 
-def test_lengths_from_positions_are_free() -> None:
-    """seqlens_k from the largest position: the lowering does not read it."""
+def test_a_norm_behind_attention_may_count_its_axes_from_the_front() -> None:
+    """The frontend makes its axes of the shape of the rows, which attention made."""
 
     def edit(model: ModelProto) -> None:
-        insert(model, 0, [make("ReduceMax", "position_ids", "largest", axes=[1], keepdims=0)])
-        next(node for node in model.graph.node if list(node.output) == ["seqlens_k"]).input[0] = "largest"
+        (last,) = (node for node in model.graph.node if "logits" in node.output)
+        normed = make("LayerNormalization", f"{last.input[0]} scale scale", "normed", axis=2)
+        insert(model, list(model.graph.node).index(last), [normed], **CONSTANTS)
+        last.input[0] = "normed"
 
     check(edit)
 
