@@ -73,7 +73,7 @@ def allocate_groups(groups: tuple[tuple[LayerCache, ...], ...]) -> tuple[CacheGr
         CacheGroup(
             layers=tuple(cache.layer.index for cache in members),
             layout=members[0].layout,
-            past=allocate_rows(members, members[0].layout.capacity),
+            past=_allocate_buffers(members),
         )
         for members in groups
     )
@@ -103,11 +103,10 @@ def _cut(group: CacheGroup, members: tuple[LayerCache, ...]) -> CacheGroup:
     return CacheGroup(layers=group.layers, layout=layout, past=past)
 
 
-def allocate_rows(members: tuple[LayerCache, ...], length: int) -> Array:
-    """Zeroed [2 L, KV, length, D] for the L layers of a group."""
-    _, heads, _, channels = members[0].shape
-    dtype = CACHE_ELEMENTS[members[0].cache_type].dtype
-    return allocate((2 * len(members), heads, length, channels), dtype)
+def _allocate_buffers(members: tuple[LayerCache, ...]) -> Array:
+    """Zeroed [2 L, KV, C, D] for the L layers of a group."""
+    _, *rest = members[0].shape
+    return allocate((2 * len(members), *rest), CACHE_ELEMENTS[members[0].cache_type].dtype)
 
 
 def _plan_layer(layer: LayerSpec, config: LLMConfig) -> LayerCache:

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import openvino as ov
 
-from npusim.cache_plan import LayerCache, plan_caches, with_capacity
+from npusim.cache_plan import LayerCache, group_caches, plan_caches, with_capacity
 from npusim.config import LLMConfig
 from npusim.config_choices import Execution, PrefillHint
 from npusim.config_values import ConfigValue, checked_mapping
 from npusim.errors import ConfigError
-from npusim.graphs import lower_block, lower_whole_prefill, with_attention_taps
+from npusim.graphs import join_new_rows, lower_block, lower_whole_prefill, with_attention_taps
 from npusim.memory import check_memory
 from npusim.model_file import read_model
 from npusim.model_spec import ModelSpec, read_spec
@@ -67,9 +67,9 @@ class CompiledLLM:
 
     def _compile(self, lowered: ov.Model, *, share_weights: bool = False) -> ov.CompiledModel:
         """share_weights: keep no packed copy of the weights of a large model, which a step would need."""
-        model = with_attention_taps(lowered, self.spec) if self.config.sanitize else lowered
+        model = with_attention_taps(lowered, self.spec) if self.config.sanitize else lowered.clone()
+        join_new_rows(model, group_caches(self.caches))
         if self.config.execution is Execution.FAST:
-            model = model.clone()
             ExecutionForm().run_on_model(model)
             if share_weights and large_weight_bytes(model) >= LARGE_MODEL_BYTES:
                 PlainWeights().run_on_model(model)

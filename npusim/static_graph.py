@@ -6,8 +6,9 @@ import numpy as np
 import numpy.typing as npt
 import openvino as ov
 
-from npusim.cache_plan import LayerCache, allocate_rows
-from npusim.kv_manager import BlockRows, CacheGroup
+from npusim.cache_element import CACHE_ELEMENTS
+from npusim.cache_plan import LayerCache
+from npusim.kv_manager import BlockRows, CacheGroup, allocate
 from npusim.model_spec import ModelSpec
 from npusim.tensor_slice import Array
 
@@ -21,6 +22,11 @@ COMPILE_PROPERTIES = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LA
 def attention_tap(layer: int) -> str:
     """The output name of a layer's attention in a graph with taps."""
     return f"attention.{layer}"
+
+
+def new_rows_name(group: int) -> str:
+    """The output name of the new KV rows of a group of caches."""
+    return f"new_rows.{group}"
 
 
 class StaticGraph:
@@ -48,7 +54,7 @@ class StaticGraph:
         self._attention_mask = self._bind_new("attention_mask")
         self._position_ids = self._bind_new("position_ids") if spec.has_position_ids else None
         self._logits = self._bind_logits()
-        self._rows = tuple(self._bind_group(members) for members in groups)
+        self._rows = tuple(self._bind_rows(index) for index in range(len(groups)))
         if past_length:
             for group, members in zip(caches, groups, strict=True):
                 self._bind_past(group, members)
@@ -77,8 +83,7 @@ class StaticGraph:
     def run(self) -> None:
         """Infer with what is loaded; an exception of the runtime comes through."""
         began = time.perf_counter()
-        self._request.start_async()
-        self._request.wait()
+        self._request.infer(share_outputs=True)
         self.graph_seconds = time.perf_counter() - began
 
     def rows(self, length: int) -> BlockRows:
@@ -109,12 +114,13 @@ class StaticGraph:
         port = self._compiled.output("logits")
         return self._bind(port, None)  # type: ignore[return-value]
 
-    def _bind_group(self, members: tuple[LayerCache, ...]) -> Array:
-        rows, outputs = allocate_rows(members, self.num_rows), self._compiled.outputs
-        places = [place for cache in members for place in cache.layer.present_outputs]
-        for index, place in enumerate(places):
-            self._bind(outputs[place], rows[index : index + 1])
-        return rows
+    def _bind_rows(self, index: int) -> Array:
+        """The new rows of a group, [2 L, KV, S, D], as a view of its output [1, KV, 2 L S, D]."""
+        port = self._compiled.output(new_rows_name(index))
+        shape = tuple(port.get_shape())
+        rows = self._bind(port, allocate(shape, CACHE_ELEMENTS[port.get_element_type()].dtype))
+        _, heads, _, channels = shape
+        return rows.reshape(heads, -1, self.num_rows, channels).swapaxes(0, 1)
 
     def _bind_taps(self, num_layers: int) -> tuple[Array, ...]:
         """Attention outputs [1, H, S, D] by layer, where the graph was compiled with taps on them."""

@@ -23,10 +23,10 @@ class ExecutionForm(ModelPass):
     """Rewrite every SDPA that DecomposeGQA made; `rewritten` counts the last run.
 
     Keys and values are not repeated for the query heads: the G query heads of one KV head become rows,
-    [1, KV, G S, D], since query head h = kv G + g reads KV head kv. The scale goes onto the query, a sink
-    becomes one more column of scores that the softmax sees and the values do not. What else is done is
-    chosen per layer from its sizes (`choose_form` unless another rule is given). An SDPA of another shape
-    is left as it is. What layers share (masks prepared for rows or for a sink column) is built once.
+    [1, KV, G S, D], since query head h = kv G + g reads KV head kv, and so do scores and masks. A sink
+    becomes one more column of scores that the softmax sees and the values do not. What else is done is chosen
+    per layer from its sizes (`choose_form` unless another rule is given). An SDPA of another shape is left as
+    it is. What layers share (masks prepared for rows or for a sink column) is built once.
 
     Raises TypeError, with the model unchanged, where the rule chooses no AttentionForm.
     """
@@ -68,17 +68,8 @@ class _Masks:
     """Masks in the shapes the forms need, each built once per mask of the device form."""
 
     def __init__(self) -> None:
-        self._with_sink: dict[OutputKey, Output] = {}
         self._as_rows: dict[tuple[OutputKey, int], Output] = {}
-
-    def with_sink_column(self, mask: Output) -> Output:
-        """[1, ., S, K] -> [1, ., S, K + 1]: nothing is ever added to the sink."""
-        key = key_of(mask)
-        if key not in self._with_sink:
-            shape = [*mask.get_shape()[:3], 1]
-            zeros = ops.constant(np.zeros(shape), dtype=mask.get_element_type()).output(0)
-            self._with_sink[key] = concat([mask, zeros], 3)
-        return self._with_sink[key]
+        self._with_sink: dict[OutputKey, Output] = {}
 
     def as_rows(self, attention: DeviceAttention) -> Output:
         """[1, 1 or H, S, K] -> [1, 1 or KV, G S, K]: repeated for the G heads of a KV head, or regrouped."""
@@ -86,6 +77,8 @@ class _Masks:
         _, heads, length, num_keys = mask.get_shape()
         if heads == sizes.num_heads:
             return _shaped(mask, [1, sizes.kv_num_heads, sizes.rows, num_keys])
+        if length == 1:
+            return mask  # one row, which broadcasts to all
         key = (key_of(mask), sizes.rows)
         if key not in self._as_rows:
             group = sizes.rows // length
@@ -93,13 +86,27 @@ class _Masks:
             self._as_rows[key] = reshape(repeated, [1, 1, sizes.rows, num_keys])
         return self._as_rows[key]
 
+    def with_sink_column(self, attention: DeviceAttention) -> Output:
+        """The same with one more column: nothing is ever added to the sink."""
+        mask = self.as_rows(attention)
+        key = key_of(mask)
+        if key not in self._with_sink:
+            shape = [*mask.get_shape()[:3], 1]
+            zeros = ops.constant(np.zeros(shape), dtype=mask.get_element_type()).output(0)
+            self._with_sink[key] = concat([mask, zeros], 3)
+        return self._with_sink[key]
+
 
 def _matmuls(attention: DeviceAttention, masks: _Masks, *, join: bool) -> Output:
-    """Scores per key range, one softmax over all of them, values per key range: [1, KV, G S, Dv]."""
+    """Scores per key range, one softmax over all of them, values per key range: [1, KV, G S, Dv].
+
+    The scale goes onto the scores: with the keys joined, the CPU plugin then runs the five ops from the first
+    MatMul to the second as one kernel.
+    """
     keys, values = attention.keys, attention.values
     if join:
         keys, values = (concat(list(keys), 2),), (concat(list(values), 2),)
-    query = ops.multiply(_as_rows(attention, attention.query), attention.scale)
+    query = _as_rows(attention, attention.query)
     scores = [ops.matmul(query, rows, False, True).output(0) for rows in keys]
     weights = _weights(attention, masks, scores)
     parts = [ops.matmul(weight, rows, False, False) for weight, rows in zip(weights, values, strict=True)]
@@ -111,20 +118,24 @@ def _matmuls(attention: DeviceAttention, masks: _Masks, *, join: bool) -> Output
 
 def _weights(attention: DeviceAttention, masks: _Masks, scores: list[Output]) -> list[Output]:
     """Softmax over the joined scores, cut back into the ranges: each [1, KV, G S, length]."""
-    sizes, mask = attention.sizes, attention.mask
     lengths = [source.get_shape()[3] for source in scores]
-    if attention.sink is not None:
-        scores = [*scores, _sink_rows(attention, attention.sink)]
-        mask = masks.with_sink_column(mask)
-    total = sum(source.get_shape()[3] for source in scores)
-    # The mask knows heads and block rows, not rows of a KV head; both are one reshape apart.
-    by_head = _shaped(concat(scores, 3), [1, sizes.num_heads, sizes.sequence_length, total])
-    weights = ops.softmax(ops.add(by_head, mask), 3).output(0)
-    by_row = _shaped(weights, [1, sizes.kv_num_heads, sizes.rows, total])
-    if len(scores) == 1:
-        return [by_row]
-    cuts = lengths + ([1] if attention.sink is not None else [])
-    return list(ops.variadic_split(by_row, i64(3), i64(cuts)).outputs())[: len(lengths)]
+    scaled = ops.multiply(concat(scores, 3), _scale_of_rows(attention)).output(0)
+    if attention.sink is None:
+        weights = ops.softmax(ops.add(scaled, masks.as_rows(attention)), 3).output(0)
+        cuts = lengths
+    else:
+        with_sink = concat([scaled, _sink_rows(attention, attention.sink)], 3)
+        weights = ops.softmax(ops.add(with_sink, masks.with_sink_column(attention)), 3).output(0)
+        cuts = [*lengths, 1]
+    if len(cuts) == 1:
+        return [weights]
+    return list(ops.variadic_split(weights, i64(3), i64(cuts)).outputs())[: len(lengths)]
+
+
+def _scale_of_rows(attention: DeviceAttention) -> Output:
+    """The scale once per row: a single one the CPU plugin would move onto the keys, a pass over all of them."""
+    rows = i64([1, 1, attention.sizes.rows, 1])
+    return ops.broadcast(attention.scale, rows).output(0)
 
 
 def _fused(attention: DeviceAttention, masks: _Masks) -> Output:

@@ -27,8 +27,8 @@ keys the calls count, not the bytes: 12 layers at C = 144, S = 1 take 0.90 SPLIT
 from dataclasses import dataclass
 from enum import Enum
 
-FEW_KEYS = 256
-"""Up to this many keys, copying them is cheaper than two more MatMuls."""
+COPIED_KV_BYTES = 6 * 2**20
+"""Keys and values of up to this many bytes are better copied: read once in a row, and then in the caches."""
 
 FUSED_SCORE_BYTES = 32 * 2**20
 """Scores of more than this leave the caches: then the kernel that never stores them is ahead."""
@@ -71,23 +71,23 @@ class AttentionSizes:
         return sum(self.key_lengths)
 
     @property
+    def kv_bytes(self) -> int:
+        """Bytes of the keys and values of all ranges (values have the keys' channels)."""
+        return 2 * self.kv_num_heads * self.num_keys * self.head_size * _FLOAT_BYTES
+
+    @property
     def score_bytes(self) -> int:
         """Bytes of all scores, [H, S, K]."""
         return self.num_heads * self.sequence_length * self.num_keys * _FLOAT_BYTES
 
 
 def choose_form(sizes: AttentionSizes) -> AttentionForm:
-    """The fastest form by the measurements above.
-
-    A sink is one more column of scores, so they are copied anyway and JOINED saves nothing.
-    """
+    """The fastest form by the measurements above."""
     if sizes.score_bytes > FUSED_SCORE_BYTES:
         return AttentionForm.FUSED
     if len(sizes.key_lengths) == 1:
         return AttentionForm.JOINED
-    if sizes.has_sink:
-        return AttentionForm.SPLIT
-    copies_of_scores_win = 2 * sizes.rows <= sizes.head_size
-    if sizes.num_keys <= FEW_KEYS or not copies_of_scores_win:
+    scores_outweigh_keys = 2 * sizes.rows > sizes.head_size
+    if sizes.kv_bytes <= COPIED_KV_BYTES or scores_outweigh_keys:
         return AttentionForm.JOINED
     return AttentionForm.SPLIT

@@ -81,8 +81,7 @@ class LoweredLayers:
         """Every call is the same."""
 
     def __call__(self) -> None:
-        self._request.start_async()
-        self._request.wait()
+        self._request.infer(share_outputs=True)
 
     def attention(self) -> NDArray[np.generic]:
         """[1, S, H D] of the last call."""

@@ -6,15 +6,17 @@ import pytest
 
 from transforms.form_choice import AttentionForm, AttentionSizes, choose_form
 
-# G = 4: the boundary of copied scores against copied keys, 2 G S = D, is at S = 8.
+# G = 4: the boundary of copied scores against copied keys, 2 G S = D, is at S = 8. Keys and values of
+# 4 x 64 floats are 2 KiB a position: 6 MiB are 3072 positions.
 PLAIN = AttentionSizes(
-    num_heads=16, kv_num_heads=4, head_size=64, sequence_length=8, key_lengths=(1016, 8), has_sink=False
+    num_heads=16, kv_num_heads=4, head_size=64, sequence_length=8, key_lengths=(4088, 8), has_sink=False
 )
 
 
 def test_sizes_count_rows_keys_and_bytes() -> None:
     sizes = replace(PLAIN, sequence_length=3, key_lengths=(1024, 3))
-    assert (sizes.rows, sizes.num_keys, sizes.score_bytes) == (12, 1027, 16 * 3 * 1027 * 4)
+    assert (sizes.rows, sizes.num_keys) == (12, 1027)
+    assert (sizes.kv_bytes, sizes.score_bytes) == (2 * 4 * 64 * 1027 * 4, 16 * 3 * 1027 * 4)
 
 
 @pytest.mark.parametrize(
@@ -24,18 +26,12 @@ def test_many_rows_copy_keys_rather_than_scores(rows: int, form: AttentionForm) 
     assert choose_form(replace(PLAIN, sequence_length=rows)) is form
 
 
+@pytest.mark.parametrize("has_sink", [False, True])
 @pytest.mark.parametrize(
-    ("past", "form"), [(126, AttentionForm.JOINED), (248, AttentionForm.JOINED), (249, AttentionForm.SPLIT)]
+    ("past", "form"), [(126, AttentionForm.JOINED), (3064, AttentionForm.JOINED), (3065, AttentionForm.SPLIT)]
 )
-def test_few_keys_are_copied_rather_than_multiplied_apart(past: int, form: AttentionForm) -> None:
-    assert choose_form(replace(PLAIN, key_lengths=(past, 8))) is form
-
-
-@pytest.mark.parametrize("past", [126, 1016])
-def test_a_sink_copies_the_scores_in_any_case(past: int) -> None:
-    assert choose_form(replace(PLAIN, key_lengths=(past, 8), has_sink=True)) is AttentionForm.SPLIT
-    rows = replace(PLAIN, sequence_length=9, key_lengths=(past, 9), has_sink=True)
-    assert choose_form(rows) is AttentionForm.SPLIT
+def test_keys_that_stay_in_the_caches_are_copied(past: int, form: AttentionForm, has_sink: bool) -> None:
+    assert choose_form(replace(PLAIN, key_lengths=(past, 8), has_sink=has_sink)) is form
 
 
 @pytest.mark.parametrize("has_sink", [False, True])
