@@ -22,10 +22,9 @@ from npusim.config_options import (
 from npusim.config_values import ConfigValue, check_at_least, spell
 from npusim.errors import ConfigError
 from npusim.layout import CommitPolicy
-from npusim.npuw_profile import LENGTH_STEP, npuw_lengths, round_up
+from npusim.npuw_profile import DEFAULT_CHUNK_SIZE, LENGTH_STEP, npuw_lengths, round_up
 
 DEFAULT_MAX_PROMPT_LEN = 1024
-DEFAULT_CHUNK_SIZE = 1024
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -133,7 +133,7 @@ def _weights(attention: DeviceAttention, masks: _Masks, scores: list[Output]) ->
 
 
 def _scale_of_rows(attention: DeviceAttention) -> Output:
-    """The scale once per row: a single one the CPU plugin would move onto the keys, a pass over all of them."""
+    """The scale once per row: a single one the CPU plugin moves onto the keys, a pass over all of them."""
     rows = i64([1, 1, attention.sizes.rows, 1])
     return ops.broadcast(attention.scale, rows).output(0)
 

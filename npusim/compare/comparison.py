@@ -126,7 +126,7 @@ def compare(asked: Comparison, on_part: Callable[[], None] = lambda: None) -> Co
             left_out[kind] = str(error)
         on_part()
     if not reports:
-        raise ModelError(f"nothing to compare with: {'; '.join(left_out.values())}")
+        raise ModelError(f"nothing to compare with: {'; '.join(dict.fromkeys(left_out.values()))}")
     return ComparisonReport(
         calls=tuple(calls),
         backends=tuple(reports),

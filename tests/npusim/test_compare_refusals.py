@@ -44,6 +44,7 @@ def test_files(refused: Callable[..., str], tmp_path: Path) -> None:
         llama, "--against", "ort", "--candidate", str(ir)
     )
     assert "no such file" in refused(llama, "--against", "openvino", "--candidate", str(ir))
+    assert refused(llama, "--candidate", "missing.onnx").count("no such file") == 1  # not once per runtime
     assert "softcap=50: only softcap=0 is lowered" in refused(UNREADABLE["gemma2_softcap"])
     ov.save_model(lower_by_slot_distance(llama), ir)
     assert "no GroupQueryAttention" in refused(ir)

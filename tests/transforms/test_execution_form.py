@@ -8,6 +8,7 @@ import openvino as ov
 import pytest
 from execution_cases import Case, make_case, run, sinks, types
 from gqa_models import Bias, RotaryTable
+from numpy._core import _multiarray_umath as cpu
 from numpy.typing import NDArray
 
 from transforms import (
@@ -150,6 +151,21 @@ def test_layers_share_one_mask_in_every_shape(
     assert types(model)["Select"] == 1
     shapes = [str(node.get_output_partial_shape(0)) for node in model.get_ops()]
     assert shapes.count(str(ov.PartialShape(prepared))) == 1
+
+
+@pytest.mark.skipif(not cpu.__cpu_features__["AVX512F"], reason="the kernel is for CPUs with AVX-512")
+def test_joined_attention_is_one_kernel_of_the_cpu_plugin() -> None:
+    """A multiplication by a single scale would be moved onto the keys, a reshape would part the ops."""
+    model = make_case((6, 2), 3, 29).device_form(layers=2)
+    ExecutionForm(lambda _sizes: AttentionForm.JOINED).run_on_model(model)
+    compiled = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    kinds = [
+        (node.get_rt_info()["layerType"].astype(str), [list(port.shape) for port in node.outputs()])
+        for node in compiled.get_runtime_model().get_ops()
+    ]
+    assert not {"MatMul", "Softmax"} & {kind for kind, _ in kinds}
+    assert ("Subgraph", [[1, 2, 32, 16]]) not in kinds  # a pass over past and block
+    assert kinds.count(("Subgraph", [[1, 2, 9, 16]])) == 2  # the attention of each layer
 
 
 def test_one_query_head_per_kv_head_has_its_fused_form_already() -> None:
