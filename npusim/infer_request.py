@@ -95,9 +95,10 @@ class InferRequest(ABC):
         if not self._idle.acquire(blocking=False):
             raise NpuSimError("the request is busy with another call; a request makes one call at a time")
         try:
-            step = read_step(given, num_stored_tokens=self.num_stored_tokens)
+            stored = self.num_stored_tokens
+            step = read_step(given, num_stored_tokens=stored)
             self._graph_seconds = 0.0
-            self._logits = self._run_recorded(step)
+            self._logits = self._run_recorded(step, stored)
             return {"logits": self._logits if share_outputs else self._logits.copy()}
         finally:
             self._idle.release()
@@ -115,24 +116,37 @@ class InferRequest(ABC):
     def _cache_groups(self) -> tuple[CacheGroup, ...]:
         """Where the last call put its rows; empty where the runtime does not say."""
 
-    def _run_recorded(self, step: StepInputs) -> LogitsArray:
-        """Run a step and hand its record to the listener, if there is one, however the step ends."""
-        began, stored, stored_before = time.perf_counter(), self.num_stored_tokens, self._stored_after_call
+    def _run_recorded(self, step: StepInputs, stored: int) -> LogitsArray:
+        """Run a step and hand its record to the listener, if there is one, however the step ends.
+
+        stored: tokens that are stored before it.
+        """
+        began, stored_before = time.perf_counter(), self._stored_after_call
         logits: LogitsArray | None = None
         try:
             logits = self._run(step)
             return logits
         finally:
-            seconds = time.perf_counter() - began
-            if logits is not None or self.num_stored_tokens != stored:
+            stored_now = self.num_stored_tokens
+            if logits is not None or stored_now != stored:
                 # Before the listener, which may raise. A refused call leaves the count to the next one, which
                 # then still says what a trim before the two took.
-                self._stored_after_call = self.num_stored_tokens
-            outcome = sys.exception() if logits is None else logits
-            if self.step_listener is not None and isinstance(outcome, np.ndarray | Exception):
-                times = CallTimes(host=seconds - self._graph_seconds, graph=self._graph_seconds)
-                self.step_listener(
-                    record_call(
-                        step, self._cache_groups, stored_before=stored_before, times=times, outcome=outcome
-                    )
-                )
+                self._stored_after_call = stored_now
+            if self.step_listener is not None:
+                seconds = time.perf_counter() - began
+                outcome = sys.exception() if logits is None else logits
+                self._tell(self.step_listener, step, stored_before, seconds, outcome)
+
+    def _tell(
+        self,
+        listener: Callable[[StepRecord], None],
+        step: StepInputs,
+        stored_before: int,
+        seconds: float,
+        outcome: LogitsArray | BaseException | None,
+    ) -> None:
+        """Hand the record of a call to the listener, apart from one that was interrupted."""
+        if isinstance(outcome, np.ndarray | Exception):
+            times = CallTimes(host=seconds - self._graph_seconds, graph=self._graph_seconds)
+            groups = self._cache_groups
+            listener(record_call(step, groups, stored_before=stored_before, times=times, outcome=outcome))

@@ -1,9 +1,10 @@
 """The host's KV cache: buffers, how many tokens they hold, and what a step does to them."""
 
 import itertools
+from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import NamedTuple, assert_never
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -41,8 +42,7 @@ class CacheGroup:
         return self.past[index : index + 1]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class BlockRows:
+class BlockRows(NamedTuple):
     """The new rows of one block: an array [2 L, KV, S, D] per group, rows [first, first + length) real."""
 
     arrays: tuple[Array, ...]
@@ -72,9 +72,10 @@ class KVManager:
     def __init__(self, variants: Mapping[int, tuple[CacheGroup, ...]], *, commit: CommitPolicy) -> None:
         """variants: the groups as the graphs of each capacity see them, all over one memory."""
         self._variants = variants
+        self._capacities = sorted(variants)
         self.groups = self._largest
         self.rows_moved = 0
-        self._commit_policy = commit
+        self._holds_back = commit is CommitPolicy.DEFERRED
         self._committed = 0
         self._high_water = 0
         self._touched = 0
@@ -83,7 +84,7 @@ class KVManager:
     @property
     def num_stored_tokens(self) -> int:
         """P: tokens the next step may attend to, those of a block held back included."""
-        return self._committed + (self._pending.length if self._pending else 0)
+        return self._committed + (0 if self._pending is None else self._pending.length)
 
     @property
     def num_committed_tokens(self) -> int:
@@ -109,7 +110,7 @@ class KVManager:
 
     def takes_back_blocks(self, *, block_size: int, num_tokens: int) -> bool:
         """Whether all but the first row of the newest block can go at every length up to num_tokens."""
-        return self._commit_policy is CommitPolicy.DEFERRED or all(
+        return self._holds_back or all(
             takes_back_blocks(group.layout, block_size=block_size, num_tokens=num_tokens)
             for group in self._largest
         )
@@ -142,7 +143,7 @@ class KVManager:
         if length <= self._committed:
             self._committed, self._pending = length, None
         elif self._pending is not None:
-            self._pending = replace(self._pending, length=length - self._committed)
+            self._pending = self._pending._replace(length=length - self._committed)
         return removed
 
     def smallest_capacity(self, num_tokens: int) -> int:
@@ -151,11 +152,13 @@ class KVManager:
         Rows that a step is about to drop are among them: they are dropped when it succeeds.
         """
         needed = max(num_tokens, self._committed)
-        return min(capacity for capacity in self._variants if capacity >= needed)
+        return self._capacities[bisect_left(self._capacities, needed)]
 
     def arrange(self, capacity: int) -> None:
         """Lay the stored rows out as the graph of that capacity reads them."""
         arranged = self._variants[capacity]
+        if arranged is self.groups:
+            return
         for group, target in zip(self.groups, arranged, strict=True):
             if target is not group:
                 _migrate(group, target, self._committed)
@@ -172,7 +175,7 @@ class KVManager:
         accepted = min(max(start - self._committed, 0), pending.length)
         rest = pending.after(accepted)
         if accepted:
-            self._write(self._committed, replace(pending, length=accepted))
+            self._write(self._committed, pending._replace(length=accepted))
         self._pending = rest
 
     def commit(self, start: int, rows: BlockRows) -> None:
@@ -181,15 +184,12 @@ class KVManager:
         Raises ModelError for rows to be written that are not finite, InputError for rows that do not fit the
         buffers, both before anything changes.
         """
-        match self._commit_policy:
-            case CommitPolicy.EAGER:
-                self._write(start, rows)
-                self._pending = None
-            case CommitPolicy.DEFERRED:
-                self._committed, self._pending = start, rows
-                self._high_water = self._high_water if start else 0
-            case _:
-                assert_never(self._commit_policy)
+        if self._holds_back:
+            self._committed, self._pending = start, rows
+            self._high_water = self._high_water if start else 0
+        else:
+            self._write(start, rows)
+            self._pending = None
 
     def reset(self) -> None:
         """Empty the cache and zero every row ever written: 0 x NaN is NaN even where a mask hides it."""
@@ -201,7 +201,7 @@ class KVManager:
 
     @property
     def _largest(self) -> tuple[CacheGroup, ...]:
-        return self._variants[max(self._variants)]
+        return self._variants[self._capacities[-1]]
 
     def _length_of(self, num_tokens: object) -> int | None:
         """The number of tokens to cut the cache to; None for what is none: 1.5, or more than are stored."""
@@ -222,46 +222,43 @@ class KVManager:
         All that can fail is done before the first row is written: half of the layers with rows moved would be
         a cache that answers wrong.
         """
+        if len(rows.arrays) != len(self.groups):
+            raise InputError(f"rows of {len(rows.arrays)} groups of layers; there are {len(self.groups)}")
         copies: list[_Copy] = []
-        for group, new in zip(self.groups, rows.arrays, strict=True):
-            copies += _plan_copies(group, new, start, rows)
-        for copy in copies:
-            copy.target[...] = copy.source
-            self.rows_moved += copy.rows_moved
+        for index, group in enumerate(self.groups):
+            copies += _plan_copies(group, rows.arrays[index], start, rows)
+        for place, source, rows_moved in copies:
+            place[...] = source
+            self.rows_moved += rows_moved
         self._committed = start + rows.length
         self._high_water = max(self._high_water if start else 0, self._committed)
         self._touched = max(self._touched, self._committed)
 
 
-class _Copy(NamedTuple):
-    """Rows that go to a place in a buffer. rows_moved: how many of them were in the buffer before."""
-
-    target: Array
-    source: Array
-    rows_moved: int = 0
+_Copy: TypeAlias = tuple[Array, Array, int]
+"""A place in a buffer, the rows that go there, and how many of them were in the buffer before."""
 
 
 def _plan_copies(group: CacheGroup, new: Array, start: int, rows: BlockRows) -> list[_Copy]:
     """What an append of `rows` at positions start.. copies, from `new`, in a group."""
-    plan = group.layout.plan_append(start, rows.length)
-    copies = []
-    for move in plan.moves:
-        target = make_tensor_slice(group.past, ROWS, move.target, move.target + move.length)
-        survivors = make_tensor_slice(group.past, ROWS, move.source, move.source + move.length)
+    copies: list[_Copy] = []
+    moves, writes = group.layout.plan_append(start, rows.length)
+    for source, target, length in moves:
+        place = make_tensor_slice(group.past, ROWS, target, target + length)
+        survivors = make_tensor_slice(group.past, ROWS, source, source + length)
         # Copied now: where the two overlap numpy would copy while it writes, and memory may run out then.
-        moved = move.length * len(group.layers)
-        copies.append(_Copy(target=target, source=survivors.copy(), rows_moved=moved))
-    for write in plan.writes:
-        first = rows.first + write.row
-        target = make_tensor_slice(group.past, ROWS, write.slot, write.slot + write.length)
-        source = make_tensor_slice(new, ROWS, first, first + write.length)
-        if source.shape != target.shape or source.dtype != target.dtype:
+        copies.append((place, survivors.copy(), length * len(group.layers)))
+    for row, slot, length in writes:
+        first = rows.first + row
+        place = make_tensor_slice(group.past, ROWS, slot, slot + length)
+        given = make_tensor_slice(new, ROWS, first, first + length)
+        if given.shape != place.shape or given.dtype != place.dtype:
             raise InputError(
-                f"layers {list(group.layers)}: rows {list(source.shape)} of {source.dtype} do not fit "
-                f"{list(target.shape)} slots of {target.dtype}"
+                f"layers {list(group.layers)}: rows {list(given.shape)} of {given.dtype} do not fit "
+                f"{list(place.shape)} slots of {place.dtype}"
             )
-        check_finite(group.layers, source, start + write.row)
-        copies.append(_Copy(target=target, source=source))
+        check_finite(group.layers, given, start + row)
+        copies.append((place, given, 0))
     return copies
 
 

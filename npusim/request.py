@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from npusim.errors import CapacityError
 from npusim.infer_request import InferRequest
 from npusim.kv_manager import CacheGroup, KVManager
 from npusim.sanitizer import KVSanitizer
-from npusim.stage import Stage
 from npusim.static_graph import LogitsArray, StaticGraph, TokenArray
 from npusim.step_inputs import StepInputs, check_step
 
@@ -33,7 +32,8 @@ class LLMInferRequest(InferRequest):
         super().__init__()
         config = compiled.config
         self._spec = compiled.spec
-        self._config = config
+        self._capacity, self._max_block = config.capacity, config.max_generation_token_len
+        self._max_prompt_len = config.max_prompt_len
         members = group_caches(compiled.caches)
         variants = allocate_variants(compiled.variants)
         self.kv = KVManager(variants, commit=config.commit)
@@ -60,19 +60,18 @@ class LLMInferRequest(InferRequest):
     @property
     def capacity(self) -> int:
         """C: the most tokens that can be stored."""
-        return self._config.capacity
+        return self._capacity
 
     @property
     def max_prompt_len(self) -> int:
         """The longest prompt."""
-        length = self._config.max_prompt_len
-        assert length is not None, "a compiled config is fitted"
-        return length
+        assert self._max_prompt_len is not None, "a compiled config is fitted"
+        return self._max_prompt_len
 
     @property
     def max_generation_tokens(self) -> int:
         """Rows of the generate graph: the most tokens of one generate step."""
-        return self._config.max_generation_token_len
+        return self._max_block
 
     @property
     def vocab_size(self) -> int:
@@ -111,45 +110,36 @@ class LLMInferRequest(InferRequest):
         return self.kv.groups
 
     def _run(self, step: StepInputs) -> LogitsArray:
-        check_step(
-            step, num_stored_tokens=self.kv.num_stored_tokens, num_embeddings=self._spec.num_embeddings
-        )
-        self._check_fits(step)
-        match step.stage:
-            case Stage.PREFILL:
-                return self._run_prefill(step.tokens)
-            case Stage.GENERATE:
-                capacity = self._capacity_of_step(step.start)
-                return self._run_block(self._generates[capacity], step.tokens, step.start, capacity)
-            case _:
-                assert_never(step.stage)
+        stored = self.kv.num_stored_tokens
+        check_step(step, num_stored_tokens=stored, num_embeddings=self._spec.num_embeddings)
+        if step.is_prompt:
+            self._check_prompt_fits(len(step.tokens))
+            return self._run_prefill(step.tokens)
+        tokens, start, _ = step
+        self._check_block_fits(len(tokens), start)
+        if start < stored:
+            self.kv.check_trim(start)
+        capacity = self._capacity_of_step(start)
+        return self._run_block(self._generates[capacity], tokens, start, capacity)
 
-    def _check_fits(self, step: StepInputs) -> None:
-        length = len(step.tokens)
-        match step.stage:
-            case Stage.PREFILL:
-                if length > self.max_prompt_len:
-                    raise CapacityError(
-                        f"a prompt of {length} tokens; NPUW_LLM_MAX_PROMPT_LEN is {self.max_prompt_len}, "
-                        "compile with more or shorten the prompt"
-                    )
-            case Stage.GENERATE:
-                self._check_block_fits(length, step.start)
-            case _:
-                assert_never(step.stage)
-        self.kv.check_trim(step.start)
+    def _check_prompt_fits(self, length: int) -> None:
+        if length > self.max_prompt_len:
+            raise CapacityError(
+                f"a prompt of {length} tokens; NPUW_LLM_MAX_PROMPT_LEN is {self.max_prompt_len}, "
+                "compile with more or shorten the prompt"
+            )
 
     def _check_block_fits(self, length: int, start: int) -> None:
-        if length > self.max_generation_tokens:
+        if length > self._max_block:
             raise CapacityError(
                 f"a block of {length} tokens at position {start}; NPUW_LLM_MAX_GENERATION_TOKEN_LEN is "
-                f"{self.max_generation_tokens}, compile with more or split the block; a new conversation "
+                f"{self._max_block}, compile with more or split the block; a new conversation "
                 "begins at position 0: give position_ids, or call reset_state first"
             )
-        if start + length > self.capacity:
+        if start + length > self._capacity:
             raise CapacityError(
                 f"cache full: {length} tokens at position {start} need {start + length} slots, the capacity "
-                f"is {self.capacity}; compile with more NPUW_LLM_MIN_RESPONSE_LEN, or trim or reset"
+                f"is {self._capacity}; compile with more NPUW_LLM_MIN_RESPONSE_LEN, or trim or reset"
             )
 
     def _run_prefill(self, tokens: TokenArray) -> LogitsArray:
@@ -170,7 +160,7 @@ class LLMInferRequest(InferRequest):
         Of the largest size, whatever this one's: else blocks of changing length, as drafting makes them,
         would send the rows to and fro at the border between two graphs.
         """
-        return self.kv.smallest_capacity(min(start + self.max_generation_tokens, self.capacity))
+        return self.kv.smallest_capacity(min(start + self._max_block, self._capacity))
 
     def _run_block(self, graph: StaticGraph, tokens: TokenArray, start: int, capacity: int) -> LogitsArray:
         """Plan, run, commit: one block at `start`, its rows stored, its logits as a view.

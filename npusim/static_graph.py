@@ -50,9 +50,9 @@ class StaticGraph:
         self._bound: list[ov.Tensor] = []
         self._past_length = past_length
         self.num_rows = int(compiled.input("input_ids").get_shape()[1])
-        self._input_ids = self._bind_new("input_ids")
-        self._attention_mask = self._bind_new("attention_mask")
-        self._position_ids = self._bind_new("position_ids") if spec.has_position_ids else None
+        self._input_ids = self._bind_row("input_ids")
+        self._attention_mask = self._bind_row("attention_mask")
+        self._position_ids = self._bind_row("position_ids") if spec.has_position_ids else None
         self._logits = self._bind_logits()
         self._rows = tuple(self._bind_rows(index) for index in range(len(groups)))
         if past_length:
@@ -60,6 +60,7 @@ class StaticGraph:
                 self._bind_past(group, members)
         self.attention = self._bind_taps(len(spec.layers))
         self._masked = 0
+        self._padding = self.num_rows
         self.graph_seconds = 0.0
 
     def load(self, tokens: TokenArray, start: int) -> None:
@@ -70,15 +71,14 @@ class StaticGraph:
         """
         length = len(tokens)
         pad = self.num_rows - length
-        self._input_ids[0, :pad] = tokens[0]
-        self._input_ids[0, pad:] = tokens
+        if pad:
+            self._input_ids[:pad] = tokens[0]
+        self._input_ids[pad:] = tokens
         self._mask_past(start if self._past_length else 0)
-        block = self._attention_mask[0, self._past_length :]
-        block[:pad] = 0
-        block[pad:] = 1
+        self._mask_padding(pad)
         if self._position_ids is not None:
-            self._position_ids[0, :pad] = start
-            self._position_ids[0, pad:] = np.arange(start, start + length)
+            self._position_ids[:pad] = start
+            self._position_ids[pad:] = np.arange(start, start + length)
 
     def run(self) -> None:
         """Infer with what is loaded; an exception of the runtime comes through."""
@@ -88,7 +88,8 @@ class StaticGraph:
 
     def rows(self, length: int) -> BlockRows:
         """The new KV rows of the last run, of which the last `length` are real."""
-        return BlockRows(arrays=self._rows, first=self.num_rows - length, length=length)
+        # Past the Python function that a named tuple is made by: the caches are cold after a run.
+        return tuple.__new__(BlockRows, (self._rows, self.num_rows - length, length))
 
     def logits(self, length: int) -> LogitsArray:
         """Logits of the last `length` rows, a view [1, length, vocab] that the next run overwrites."""
@@ -102,13 +103,23 @@ class StaticGraph:
     def _mask_past(self, stored: int) -> None:
         """Ones for the first `stored` past positions; only what changed is written."""
         if stored > self._masked:
-            self._attention_mask[0, self._masked : stored] = 1
+            self._attention_mask[self._masked : stored] = 1
         else:
-            self._attention_mask[0, stored : self._masked] = 0
+            self._attention_mask[stored : self._masked] = 0
         self._masked = stored
 
-    def _bind_new(self, name: str) -> TokenArray:
-        return self._bind(self._compiled.input(name), None)  # type: ignore[return-value]
+    def _mask_padding(self, pad: int) -> None:
+        """Zeros for the first `pad` rows of the block, ones for the others; only a change is written."""
+        if pad != self._padding:
+            block = self._attention_mask[self._past_length :]
+            block[:pad] = 0
+            block[pad:] = 1
+            self._padding = pad
+
+    def _bind_row(self, name: str) -> TokenArray:
+        """A view [n] of a new array [1, n]."""
+        row: TokenArray = self._bind(self._compiled.input(name), None)[0]
+        return row
 
     def _bind_logits(self) -> LogitsArray:
         port = self._compiled.output("logits")

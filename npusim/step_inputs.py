@@ -1,8 +1,7 @@
 """Read and check the tensors of one call: all that is wrong with them is found before anything changes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,20 +16,34 @@ INPUT_NAMES = ("input_ids", "attention_mask", "position_ids")
 TensorLike: TypeAlias = npt.NDArray[np.generic] | ov.Tensor | list[list[int]]
 Port: TypeAlias = ov.Output | ov.ConstOutput
 
+_INT64 = np.dtype(np.int64)
+_MAPPINGS = (dict, Mapping)
+"""A dict is a mapping as well; to look for it by itself is faster."""
 
-@dataclass(frozen=True, eq=False)
-class StepInputs:
-    """One call as given: tokens [n], their positions [n] from `start` on."""
+
+class StepInputs(NamedTuple):
+    """One call as given: tokens [n] from position `start` on; their positions [n], None where left out."""
 
     tokens: TokenArray
     start: int
-    positions: TokenArray
+    given_positions: TokenArray | None
+
+    @property
+    def positions(self) -> TokenArray:
+        """Of each token, [n]."""
+        if self.given_positions is not None:
+            return self.given_positions
+        return np.arange(self.start, self.start + len(self.tokens), dtype=np.int64)
+
+    @property
+    def is_prompt(self) -> bool:
+        """More than one token at position 0 starts a conversation; all else continues one (NPUW's rule)."""
+        return self.start == 0 and len(self.tokens) > 1
 
     @property
     def stage(self) -> Stage:
-        """More than one token at position 0 starts a conversation; all else continues one (NPUW's rule)."""
-        is_prompt = self.start == 0 and len(self.tokens) > 1
-        return Stage.PREFILL if is_prompt else Stage.GENERATE
+        """What the call is."""
+        return Stage.PREFILL if self.is_prompt else Stage.GENERATE
 
 
 def tensor_name(key: object, known: tuple[str, ...]) -> str:
@@ -46,7 +59,7 @@ def tensor_name(key: object, known: tuple[str, ...]) -> str:
 
 def named_inputs(inputs: object) -> dict[str, TensorLike]:
     """What was passed to `infer`, by name; InputError for what is no mapping of inputs."""
-    if not isinstance(inputs, Mapping):
+    if not isinstance(inputs, _MAPPINGS):
         raise InputError(f"inputs is a {type(inputs).__name__}; give a mapping from input name to tensor")
     return {tensor_name(key, INPUT_NAMES): value for key, value in inputs.items()}
 
@@ -75,14 +88,17 @@ def read_step(inputs: Mapping[str, TensorLike], *, num_stored_tokens: int) -> St
     if "input_ids" not in inputs:
         raise InputError("input_ids is missing; set it, or pass it to infer")
     tokens = _read_row("input_ids", inputs["input_ids"])
-    if tokens.size == 0:
+    length = len(tokens)
+    if length == 0:
         raise InputError("input_ids is empty; a call needs at least 1 token")
-    positions = np.arange(num_stored_tokens, num_stored_tokens + len(tokens))
+    start, positions = num_stored_tokens, None
     if "position_ids" in inputs:
         positions = _read_row("position_ids", inputs["position_ids"])
-    if len(positions) != len(tokens):
-        raise InputError(f"position_ids has {len(positions)} entries for {len(tokens)} tokens; give one each")
-    step = StepInputs(tokens, int(positions[0]), positions)
+        if len(positions) != length:
+            raise InputError(f"position_ids has {len(positions)} entries for {length} tokens; give one each")
+        start = int(positions[0])
+    # Past the Python function that a named tuple is made by: the caches are cold after a run.
+    step = tuple.__new__(StepInputs, (tokens, start, positions))
     if "attention_mask" in inputs:
         _check_attention_mask(_read_row("attention_mask", inputs["attention_mask"]), step)
     return step
@@ -90,25 +106,31 @@ def read_step(inputs: Mapping[str, TensorLike], *, num_stored_tokens: int) -> St
 
 def check_step(step: StepInputs, *, num_stored_tokens: int, num_embeddings: int) -> None:
     """InputError, naming what was got and what is allowed, for a call that cannot be made."""
-    lowest, highest = int(step.tokens.min()), int(step.tokens.max())
+    tokens = step.tokens.tolist()
+    lowest, highest = min(tokens), max(tokens)
     if lowest < 0 or highest >= num_embeddings:
         bad = lowest if lowest < 0 else highest
         raise InputError(f"input_ids contains {bad}; token ids are 0..{num_embeddings - 1}")
-    _check_positions(step, num_stored_tokens)
+    if step.given_positions is not None:
+        _check_positions(step.given_positions, num_stored_tokens)
 
 
 def _read_row(name: str, value: TensorLike) -> TokenArray:
     """A tensor [1, n] of integers as an int64 array [n]."""
-    array = _as_array(name, value)
-    if array.dtype.kind not in "iu" and array.size:
+    array = value if type(value) is np.ndarray else _as_array(name, value)
+    if array.dtype != _INT64 and array.dtype.kind not in "iu" and array.size:
         raise InputError(f"{name} is {array.dtype}; an integer type such as int64 is needed")
-    if array.ndim != 2 or array.shape[0] != 1:
+    if array.ndim != 2 or len(array) != 1:
         batch = f" (batch {array.shape[0]})" if array.ndim == 2 else ""
         raise InputError(f"{name} has shape {list(array.shape)}{batch}; [1, tokens] is needed, batch is 1")
-    if array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
-        raise InputError(f"{name} contains {array.max()}, which no int64 holds")
-    row: TokenArray = array[0].astype(np.int64, copy=False)
-    return row
+    row = array[0]
+    return row if row.dtype == _INT64 else _as_int64(name, row)
+
+
+def _as_int64(name: str, row: npt.NDArray[np.generic]) -> TokenArray:
+    if row.dtype == np.uint64 and row.size and int(row.max()) > np.iinfo(np.int64).max:
+        raise InputError(f"{name} contains {row.max()}, which no int64 holds")
+    return row.astype(np.int64)
 
 
 def _as_array(name: str, value: TensorLike) -> npt.NDArray[np.generic]:
@@ -118,8 +140,8 @@ def _as_array(name: str, value: TensorLike) -> npt.NDArray[np.generic]:
         raise InputError(f"{name} is no array: {error}; [1, tokens] integers are needed") from error
 
 
-def _check_positions(step: StepInputs, num_stored_tokens: int) -> None:
-    start, length = step.start, len(step.tokens)
+def _check_positions(positions: TokenArray, num_stored_tokens: int) -> None:
+    start, length = int(positions[0]), len(positions)
     if start < 0:
         raise InputError(f"position_ids begins at {start}; positions are 0 or more")
     if start > num_stored_tokens:
@@ -127,9 +149,9 @@ def _check_positions(step: StepInputs, num_stored_tokens: int) -> None:
             f"position_ids begins at {start}, but {num_stored_tokens} tokens are stored: positions "
             f"{num_stored_tokens}..{start - 1} would be a gap; begin at {num_stored_tokens} or before"
         )
-    if length > 1 and not np.array_equal(step.positions, np.arange(start, start + length)):
+    if length > 1 and not np.array_equal(positions, np.arange(start, start + length)):
         raise InputError(
-            f"position_ids {step.positions.tolist()[:8]} are not consecutive; "
+            f"position_ids {positions.tolist()[:8]} are not consecutive; "
             f"a block at {start} has positions {start}..{start + length - 1}"
         )
 

@@ -7,6 +7,8 @@ from npusim.errors import SliceError
 
 Array = npt.NDArray[np.generic]
 
+_WHOLE_AXIS = (slice(None),)
+
 
 def make_tensor_slice(tensor: Array, axis: int, start: int, stop: int) -> Array:
     """Rows [start, stop) of an axis, counted from 0, as a zero-copy view.
@@ -15,13 +17,14 @@ def make_tensor_slice(tensor: Array, axis: int, start: int, stop: int) -> Array:
     there: numpy clips a slice that leaves an array, and a clipped row is a row lost in silence.
     """
     try:
-        if not 0 <= axis < tensor.ndim:
-            raise SliceError(f"slice of axis {axis}; a tensor {list(tensor.shape)} has 0..{tensor.ndim - 1}")
-        length = tensor.shape[axis]
+        shape = tensor.shape
+        if not 0 <= axis < len(shape):
+            raise SliceError(f"slice of axis {axis}; a tensor {list(shape)} has 0..{len(shape) - 1}")
+        length = shape[axis]
         if not 0 <= start <= stop <= length:
             raise SliceError(
                 f"slice [{start}, {stop}) of axis {axis}, which has {length} rows; give 0..{length}, in order"
             )
-        return tensor[(slice(None),) * axis + (slice(start, stop),)]
+        return tensor[(*_WHOLE_AXIS * axis, slice(start, stop))]
     except TypeError as error:
         raise SliceError(f"slice [{start!r}, {stop!r}) of axis {axis!r}: {error}; give integers") from error

@@ -7,6 +7,7 @@ says for which new lengths its slots still mean what `position_at` says.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from npusim.errors import CapacityError, ConfigError
 from npusim.layout.bounds import (
@@ -17,9 +18,14 @@ from npusim.layout.bounds import (
     rolling_min_capacity,
 )
 
+_make = tuple.__new__
+"""`_make(Write, (0, 5, 1))` is Write(0, 5, 1), past the Python function that a named tuple is made by.
 
-@dataclass(frozen=True)
-class Write:
+An append is planned right after the run of a graph, which leaves the caches of the processor cold.
+"""
+
+
+class Write(NamedTuple):
     """New rows [row, row + length) go to slots [slot, slot + length); row 0 is the first real new row."""
 
     row: int
@@ -27,8 +33,7 @@ class Write:
     length: int
 
 
-@dataclass(frozen=True)
-class Move:
+class Move(NamedTuple):
     """Slots [source, source + length) go to [target, target + length); the two may overlap (memmove)."""
 
     source: int
@@ -36,8 +41,7 @@ class Move:
     length: int
 
 
-@dataclass(frozen=True)
-class AppendPlan:
+class AppendPlan(NamedTuple):
     """What an append does to a buffer: first the moves, then the writes, each in order."""
 
     moves: tuple[Move, ...]
@@ -162,8 +166,8 @@ class LinearLayout(Layout):
                 f"{length} tokens at length {stored} need {stored + length} slots, "
                 f"capacity is {self.capacity}; store fewer tokens or compile with more capacity"
             )
-        writes = (Write(row=0, slot=stored, length=length),) if length else ()
-        return AppendPlan(moves=(), writes=writes)
+        writes = (_make(Write, (0, stored, length)),) if length else ()
+        return _make(AppendPlan, ((), writes))
 
     def can_trim(self, stored: int, high_water: int, num_tokens: int) -> bool:
         """Always, as far as the positions exist."""
@@ -218,11 +222,11 @@ class RollingLayout(Layout):
         before, after = self.resident(stored), self.resident(stored + length)
         kept = max(0, stored - after.start)
         evicted = after.start - before.start
-        moves = (Move(source=evicted, target=0, length=kept),) if kept and evicted else ()
+        moves = (_make(Move, (evicted, 0, kept)),) if kept and evicted else ()
         first = max(stored, after.start)
         count = after.stop - first
-        writes = (Write(row=first - stored, slot=kept, length=count),) if count else ()
-        return AppendPlan(moves=moves, writes=writes)
+        writes = (_make(Write, (first - stored, kept, count)),) if count else ()
+        return _make(AppendPlan, (moves, writes))
 
     def can_trim(self, stored: int, high_water: int, num_tokens: int) -> bool:
         """When nothing was evicted in between: L(m) = L(stored) - (stored - m); an empty cache always is."""
@@ -276,11 +280,10 @@ class RingLayout(Layout):
         row = length - count
         slot = (stored + row) % self.capacity
         until_end = min(count, self.capacity - slot)
-        writes = (
-            Write(row=row, slot=slot, length=until_end),
-            Write(row=row + until_end, slot=0, length=count - until_end),
-        )
-        return AppendPlan(moves=(), writes=tuple(write for write in writes if write.length))
+        writes: tuple[Write, ...] = (_make(Write, (row, slot, until_end)),) if until_end else ()
+        if count > until_end:
+            writes += (_make(Write, (row + until_end, 0, count - until_end)),)
+        return _make(AppendPlan, ((), writes))
 
     def can_trim(self, stored: int, high_water: int, num_tokens: int) -> bool:
         """When no key of the new end's window was overwritten: max(0, m - W + 1) >= high_water - C.

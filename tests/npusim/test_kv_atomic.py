@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from kv_rows import LINEAR, RING, ROLLING, block, manager, step
@@ -23,9 +21,11 @@ def unfit(rows: BlockRows, fault: str) -> BlockRows:
             last = last.astype(np.float16)
         case "rows":
             last = last[:, :, : rows.first + 1]
+        case "groups":
+            return rows._replace(arrays=tuple(good))
         case _:
             last[1, 0, rows.first + 1, 2] = float(fault)
-    return replace(rows, arrays=(*good, last))
+    return rows._replace(arrays=(*good, last))
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,9 @@ def unfit(rows: BlockRows, fault: str) -> BlockRows:
         ),
         ("type", InputError, r"of float16 do not fit \[2, 2, 2, 3\] slots of float32"),
         ("rows", SliceError, r"slice \[3, 5\) of axis 2, which has 4 rows"),
+        ("groups", InputError, "rows of 2 groups of layers; there are 3"),
         ("inf", ModelError, "layer 2: the value of position 7 is infinite or NaN as float32"),
+        ("-inf", ModelError, "layer 2: the value of position 7 is infinite or NaN as float32"),
         ("nan", ModelError, "layer 2: the value of position 7 is infinite or NaN as float32"),
     ],
 )
