@@ -80,6 +80,7 @@ class KVManager:
         self._high_water = 0
         self._touched = 0
         self._pending: BlockRows | None = None
+        self._fitting: tuple[Array, ...] | None = None
 
     @property
     def num_stored_tokens(self) -> int:
@@ -222,8 +223,8 @@ class KVManager:
         All that can fail is done before the first row is written: half of the layers with rows moved would be
         a cache that answers wrong.
         """
-        if len(rows.arrays) != len(self.groups):
-            raise InputError(f"rows of {len(rows.arrays)} groups of layers; there are {len(self.groups)}")
+        if rows.arrays is not self._fitting:
+            self._check_fit(rows.arrays)
         copies: list[_Copy] = []
         for index, group in enumerate(self.groups):
             copies += _plan_copies(group, rows.arrays[index], start, rows)
@@ -234,9 +235,26 @@ class KVManager:
         self._high_water = max(self._high_water if start else 0, self._committed)
         self._touched = max(self._touched, self._committed)
 
+    def _check_fit(self, arrays: tuple[Array, ...]) -> None:
+        """InputError unless rows of `arrays` can be rows of the buffers. Looked at once: a graph's stay."""
+        if len(arrays) != len(self.groups):
+            raise InputError(f"rows of {len(arrays)} groups of layers; there are {len(self.groups)}")
+        for group, new in zip(self.groups, arrays, strict=True):
+            if _form(new) != _form(group.past):
+                raise InputError(
+                    f"layers {list(group.layers)}: rows {list(new.shape)} of {new.dtype} do not fit buffers "
+                    f"{list(group.past.shape)} of {group.past.dtype}"
+                )
+        self._fitting = arrays
+
 
 _Copy: TypeAlias = tuple[Array, Array, int]
 """A place in a buffer, the rows that go there, and how many of them were in the buffer before."""
+
+
+def _form(rows: Array) -> tuple[object, ...]:
+    """What rows have in common with the buffers they fit: all but how many they are."""
+    return rows.shape[:ROWS], rows.shape[ROWS + 1 :], rows.dtype
 
 
 def _plan_copies(group: CacheGroup, new: Array, start: int, rows: BlockRows) -> list[_Copy]:
@@ -252,11 +270,6 @@ def _plan_copies(group: CacheGroup, new: Array, start: int, rows: BlockRows) -> 
         first = rows.first + row
         place = make_tensor_slice(group.past, ROWS, slot, slot + length)
         given = make_tensor_slice(new, ROWS, first, first + length)
-        if given.shape != place.shape or given.dtype != place.dtype:
-            raise InputError(
-                f"layers {list(group.layers)}: rows {list(given.shape)} of {given.dtype} do not fit "
-                f"{list(place.shape)} slots of {place.dtype}"
-            )
         check_finite(group.layers, given, start + row)
         copies.append((place, given, 0))
     return copies

@@ -10,7 +10,7 @@ from npusim.cache_element import CACHE_ELEMENTS
 from npusim.cache_plan import LayerCache
 from npusim.kv_manager import BlockRows, CacheGroup, allocate
 from npusim.model_spec import ModelSpec
-from npusim.tensor_slice import Array
+from npusim.tensor_slice import Array, make_tensor_slice
 
 TokenArray = npt.NDArray[np.int64]
 LogitsArray = npt.NDArray[np.float32]
@@ -93,7 +93,8 @@ class StaticGraph:
 
     def logits(self, length: int) -> LogitsArray:
         """Logits of the last `length` rows, a view [1, length, vocab] that the next run overwrites."""
-        return self._logits[:, self.num_rows - length :]
+        first = self.num_rows - length
+        return make_tensor_slice(self._logits, 1, first, self.num_rows)  # type: ignore[return-value]
 
     @property
     def has_past(self) -> bool:

@@ -160,8 +160,8 @@ class LinearLayout(Layout):
 
     def plan_append(self, stored: int, length: int) -> AppendPlan:
         """One write; CapacityError when it would pass the end of the buffer."""
-        _check_lengths(stored, length)
-        if stored + length > self.capacity:
+        if not 0 <= stored <= stored + length <= self.capacity:
+            _check_lengths(stored, length)
             raise CapacityError(
                 f"{length} tokens at length {stored} need {stored + length} slots, "
                 f"capacity is {self.capacity}; store fewer tokens or compile with more capacity"

@@ -34,9 +34,9 @@ def unfit(rows: BlockRows, fault: str) -> BlockRows:
         (
             "shape",
             InputError,
-            r"layers \[2\]: rows \[2, 1, 2, 3\] of float32 do not fit \[2, 2, 2, 3\] slots",
+            r"layers \[2\]: rows \[2, 1, 5, 3\] of float32 do not fit buffers \[2, 2, \d+, 3\]",
         ),
-        ("type", InputError, r"of float16 do not fit \[2, 2, 2, 3\] slots of float32"),
+        ("type", InputError, r"of float16 do not fit buffers \[2, 2, \d+, 3\] of float32"),
         ("rows", SliceError, r"slice \[3, 5\) of axis 2, which has 4 rows"),
         ("groups", InputError, "rows of 2 groups of layers; there are 3"),
         ("inf", ModelError, "layer 2: the value of position 7 is infinite or NaN as float32"),
