@@ -10,13 +10,19 @@ from npusim.config import LLMConfig
 from npusim.config_choices import Execution, PrefillHint
 from npusim.config_values import ConfigValue, checked_mapping
 from npusim.errors import ConfigError
-from npusim.graphs import join_new_rows, lower_block, lower_whole_prefill, with_attention_taps
+from npusim.graphs import (
+    join_new_rows,
+    lower_block,
+    lower_whole_prefill,
+    take_int32,
+    with_attention_taps,
+)
 from npusim.memory import check_memory
 from npusim.model_file import read_model
 from npusim.model_spec import ModelSpec, read_spec
 from npusim.request import LLMInferRequest
 from npusim.static_graph import COMPILE_PROPERTIES
-from transforms import ExecutionForm, PlainWeights
+from transforms import ExecutionForm, PlainWeights, UnfusedGate
 from transforms.plain_weights import large_weight_bytes
 
 LARGE_MODEL_BYTES = 512 * 2**20
@@ -69,8 +75,10 @@ class CompiledLLM:
         """share_weights: keep no packed copy of the weights of a large model, which a step would need."""
         model = with_attention_taps(lowered, self.spec) if self.config.sanitize else lowered.clone()
         join_new_rows(model, group_caches(self.caches))
+        take_int32(model)
         if self.config.execution is Execution.FAST:
             ExecutionForm().run_on_model(model)
+            UnfusedGate().run_on_model(model)
             if share_weights and large_weight_bytes(model) >= LARGE_MODEL_BYTES:
                 PlainWeights().run_on_model(model)
         return ov.Core().compile_model(model, "CPU", COMPILE_PROPERTIES)

@@ -72,6 +72,18 @@ def join_new_rows(model: ov.Model, groups: tuple[tuple[LayerCache, ...], ...]) -
         model.remove_result(present)
 
 
+def take_int32(model: ov.Model) -> None:
+    """Let token ids, mask and positions be int32, to which the CPU plugin converts int64 at each step."""
+    for parameter in model.get_parameters():
+        if parameter.get_element_type() == ov.Type.i64:
+            targets = parameter.output(0).get_target_inputs()
+            parameter.set_element_type(ov.Type.i32)
+            parameter.validate_and_infer_types()
+            wide = ops.convert(parameter, "i64").output(0)
+            for target in targets:
+                target.replace_source_output(wide)
+
+
 def with_attention_taps(lowered: ov.Model, spec: ModelSpec) -> ov.Model:
     """A copy whose further outputs are the attention of each layer before the heads are merged."""
     tapped = lowered.clone()

@@ -13,6 +13,7 @@ from transforms.plain_weights import PlainWeights
 from transforms.splits_to_slices import SplitsToSlices
 from transforms.stateful import StatefulGQA
 from transforms.static_shapes import StaticShapes
+from transforms.unfused_gate import UnfusedGate
 
 __all__ = [
     "BlockTokens",
@@ -30,6 +31,7 @@ __all__ = [
     "SplitsToSlices",
     "StatefulGQA",
     "StaticShapes",
+    "UnfusedGate",
     "find_gqa",
     "node_label",
     "read_gqa",

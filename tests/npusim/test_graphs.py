@@ -43,6 +43,7 @@ def test_the_new_rows_of_a_group_leave_a_compiled_graph_as_one_output(rows: int)
     llm = npusim.compile_model(READABLE["gptoss_attention"], {**sizes, "NPUSIM_KV_LAYOUT": "RING"})
     (graph,) = llm.compiled_generates.values()
     assert [port.get_any_name() for port in graph.outputs] == ["logits", "new_rows.0", "new_rows.1"]
+    assert all(port.element_type != ov.Type.i64 for port in graph.inputs)
     (rows_of_windowed,) = [port for port in graph.outputs if "new_rows.0" in port.get_names()]
     assert list(rows_of_windowed.shape) == [1, 2, 2 * 2 * rows, 16]
     executed = [
