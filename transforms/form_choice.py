@@ -1,27 +1,42 @@
 """Which form of attention a CPU runs fastest: rules over sizes, beside the measurements they come from.
 
-OpenVINO 2026.4.1 CPU, 2 threads (AVX-512), float32, one layer, minima of interleaved runs in ms. Ratios
-between 0.75 and 1.3 are noise and decide nothing.
+OpenVINO 2026.4.1 CPU, 2 threads (AVX-512, 1 MiB of cache each, 32 MiB in common), float32, minima of
+interleaved runs in ms. Ratios between 0.75 and 1.3 are noise and decide nothing.
 
-    H/KV x D     S     C | device  SPLIT  JOINED  FUSED | scores
-    64/8 x 64    1   512 |   2.25   0.16    0.22   0.36 | 0.1 MB
-    64/8 x 64    1  2048 |   13.0   0.57    0.84   1.49 | 0.5 MB
-    64/8 x 64    1  8192 |    207   1.98    6.01   11.8 |   2 MB
-    64/8 x 64    4  2048 |   20.0   1.18    1.24      - |   2 MB
-    32/8 x 64    8  1024 |   2.69   0.68    0.65   0.98 |   1 MB
-    32/8 x 64   32  1024 |   3.62   1.98    1.61   1.92 |   4 MB
-    8/2 x 64    64   512 |   0.65   0.59    0.40   0.51 |   1 MB
-    16/4 x 128  16  8192 |    516   22.2    23.9    133 |   8 MB
-    16/4 x 128  64  4096 |    257   55.7    66.7    107 |  17 MB
-    32/8 x 64  128  1024 |   7.59   8.30    5.94   6.26 |  19 MB
-    32/8 x 64  256  1024 |   31.7   53.5    26.9   28.1 |  42 MB
-    32/8 x 64  512  1024 |    104    209     136   79.6 | 101 MB
-    64/8 x 64  512     0 |   43.8      -    57.2   43.9 |  67 MB
+First per layer of a chain so long that each layer finds its keys outside the caches, as it does in a model,
+where the weights are read between two layers:
 
-SPLIT copies every score twice (into one row, and out of it), JOINED every key and value once; the device
-form repeats keys and values for each query head, transposes and copies them. In a chain of layers with few
-keys the calls count, not the bytes: 12 layers at C = 144, S = 1 take 0.90 SPLIT, 0.65 JOINED; 8 layers take
-0.82 and 0.72 at C = 256, 1.44 and 1.44 at C = 512.
+    H/KV x D     S     C | SPLIT  JOINED  FUSED | keys and values
+    8/2 x 64     1   384 | 0.035   0.024  0.041 | 0.4 MB
+    8/2 x 64     1  1024 | 0.065   0.046  0.090 |   1 MB
+    8/2 x 64     1  4096 | 0.175   0.163  0.350 |   4 MB
+    64/8 x 64    1   256 | 0.068   0.055  0.095 |   1 MB
+    64/8 x 64    1  1024 | 0.190   0.177  0.339 |   4 MB
+    64/8 x 64    1  2048 | 0.339   0.359  0.697 |   8 MB
+    32/8 x 128   1  1024 | 0.285   0.324  0.799 |   8 MB
+    64/8 x 64    1  8192 |  1.43    3.15   6.13 |  32 MB
+    64/8 x 64    4   512 | 0.188   0.159  0.239 |   2 MB
+    32/8 x 64   32  1024 | 0.961   0.797  0.955 |   4 MB
+
+    with a sink:
+    8/2 x 64     1   384 | 0.044   0.031  0.046 | 0.4 MB
+    64/8 x 64    1   512 | 0.116   0.117  0.189 |   2 MB
+
+Then one layer alone, whose keys stay in the caches as far as they fit:
+
+    H/KV x D     S     C | SPLIT  JOINED  FUSED | scores
+    16/4 x 128  16  8192 |  3.86    6.14   9.52 |   8 MB
+    16/4 x 128  64  4096 |  6.70    6.75   8.06 |  16 MB
+    32/8 x 64  128  1024 |  4.81    3.08   3.29 |  18 MB
+    32/8 x 64  256  1024 |  13.6    7.04   7.25 |  40 MB
+    32/8 x 64  512  1024 |  33.9    17.2   17.4 |  96 MB
+
+The device form, which repeats keys and values for each query head and transposes them, takes 13 ms for
+64/8 x 64 at S = 1, C = 2048, and 207 ms at C = 8192.
+
+JOINED copies every key and value once, in the order in which memory is read fastest, and is then one kernel
+(two where there is a sink); SPLIT copies every score twice, into one row and out of it. FUSED is no faster
+than JOINED anywhere, but never stores a score.
 """
 
 from dataclasses import dataclass
@@ -31,7 +46,7 @@ COPIED_KV_BYTES = 6 * 2**20
 """Keys and values of up to this many bytes are better copied: read once in a row, and then in the caches."""
 
 FUSED_SCORE_BYTES = 32 * 2**20
-"""Scores of more than this leave the caches: then the kernel that never stores them is ahead."""
+"""Scores of more than this are never stored, for the memory they would take."""
 
 _FLOAT_BYTES = 4  # the CPU plugin computes in float32 whatever the model's float type is
 
@@ -43,7 +58,7 @@ class AttentionForm(Enum):
     """One pair of MatMuls per key range (past, block) and one softmax over their joined scores."""
 
     JOINED = "joined"
-    """Keys and values of the ranges copied into one, one pair of MatMuls."""
+    """Keys and values of the ranges copied into one, one pair of MatMuls and a softmax in one kernel."""
 
     FUSED = "fused"
     """Keys and values copied into one, ScaledDotProductAttention on it, whose scores are never stored."""
