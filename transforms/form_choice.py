@@ -35,8 +35,8 @@ The device form, which repeats keys and values for each query head and transpose
 64/8 x 64 at S = 1, C = 2048, and 207 ms at C = 8192.
 
 JOINED copies every key and value once, in the order in which memory is read fastest, and is then one kernel
-(two where there is a sink); SPLIT copies every score twice, into one row and out of it. FUSED is no faster
-than JOINED anywhere, but never stores a score.
+(without a sink); SPLIT copies every score twice, into one row and out of it. FUSED is no faster than JOINED
+anywhere, but never stores a score.
 """
 
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ class AttentionForm(Enum):
     """One pair of MatMuls per key range (past, block) and one softmax over their joined scores."""
 
     JOINED = "joined"
-    """Keys and values of the ranges copied into one, one pair of MatMuls and a softmax in one kernel."""
+    """Keys and values of the ranges copied into one, one pair of MatMuls over them: a single kernel without a sink."""
 
     FUSED = "fused"
     """Keys and values copied into one, ScaledDotProductAttention on it, whose scores are never stored."""
