@@ -58,7 +58,7 @@ class AttentionForm(Enum):
     """One pair of MatMuls per key range (past, block) and one softmax over their joined scores."""
 
     JOINED = "joined"
-    """Keys and values of the ranges copied into one, one pair of MatMuls over them: a single kernel without a sink."""
+    """Keys and values of the ranges copied into one, one pair of MatMuls: a single kernel without a sink."""
 
     FUSED = "fused"
     """Keys and values copied into one, ScaledDotProductAttention on it, whose scores are never stored."""
