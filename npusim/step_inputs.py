@@ -71,9 +71,8 @@ def as_tensor(name: str, value: TensorLike) -> ov.Tensor:
     array = _as_array(name, value)
     if array.dtype.kind not in "iufb":
         raise InputError(f"{name} is {array.dtype}; an integer type such as int64 is needed")
-    array = array.astype(
-        array.dtype.newbyteorder("="), copy=False
-    )  # OpenVINO knows the machine's order alone
+    # OpenVINO knows the machine's byte order alone.
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
     return ov.Tensor(array, shared_memory=array.flags.c_contiguous and array.flags.writeable)
 
 
