@@ -43,7 +43,7 @@ class InferRequest(ABC):
         self._logits: LogitsArray | None = None
         self._graph_seconds = 0.0
         self._stored_after_call = 0
-        self._idle = threading.Lock()
+        self._calling = threading.Lock()
         self.step_listener: Callable[[StepRecord], None] | None = None
 
     @property
@@ -92,16 +92,14 @@ class InferRequest(ABC):
         what a call that fails in its midst leaves, the class says.
         """
         given = self._tensors if inputs is None else {**self._tensors, **named_inputs(inputs)}
-        if not self._idle.acquire(blocking=False):
+        if self._calling.locked():
             raise NpuSimError("the request is busy with another call; a request makes one call at a time")
-        try:
+        with self._calling:  # not acquired by hand: an interrupt right after that would leave it acquired
             stored = self.num_stored_tokens
             step = read_step(given, num_stored_tokens=stored)
             self._graph_seconds = 0.0
             self._logits = self._run_recorded(step, stored)
             return {"logits": self._logits if share_outputs else self._logits.copy()}
-        finally:
-            self._idle.release()
 
     @abstractmethod
     def reset_state(self) -> None:

@@ -19,6 +19,10 @@ COMPILE_PROPERTIES = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LA
 """float32 as float32: a CPU with bfloat16 units would run the graph in those."""
 
 
+_UNKNOWN = -1
+"""A number of entries of the mask of which it is not known that they are what they should be."""
+
+
 def attention_tap(layer: int) -> str:
     """The output name of a layer's attention in a graph with taps."""
     return f"attention.{layer}"
@@ -60,7 +64,7 @@ class StaticGraph:
                 self._bind_past(group, members)
         self.attention = self._bind_taps(len(spec.layers))
         self._masked = 0
-        self._padding = self.num_rows
+        self._padding = _UNKNOWN
         self.graph_seconds = 0.0
 
     def load(self, tokens: TokenArray, start: int) -> None:
@@ -102,16 +106,23 @@ class StaticGraph:
         return self._past_length > 0
 
     def _mask_past(self, stored: int) -> None:
-        """Ones for the first `stored` past positions; only what changed is written."""
-        if stored > self._masked:
-            self._attention_mask[self._masked : stored] = 1
+        """Ones for the first `stored` past positions; only what changed is written.
+
+        What stands there is taken for unknown meanwhile, as it is after an interrupt.
+        """
+        masked, self._masked = self._masked, _UNKNOWN
+        if masked == _UNKNOWN:
+            self._attention_mask[: self._past_length] = masked = 0
+        if stored > masked:
+            self._attention_mask[masked:stored] = 1
         else:
-            self._attention_mask[stored : self._masked] = 0
+            self._attention_mask[stored:masked] = 0
         self._masked = stored
 
     def _mask_padding(self, pad: int) -> None:
         """Zeros for the first `pad` rows of the block, ones for the others; only a change is written."""
         if pad != self._padding:
+            self._padding = _UNKNOWN
             block = self._attention_mask[self._past_length :]
             block[:pad] = 0
             block[pad:] = 1

@@ -25,7 +25,7 @@ def make_tensor_slice(tensor: Array, axis: int, start: int, stop: int) -> Array:
             raise SliceError(
                 f"slice [{start}, {stop}) of axis {axis}, which has {length} rows; give 0..{length}, in order"
             )
-        if stop - start == length:
+        if len(range(start, stop)) == length:  # a TypeError for what is no integer
             return tensor
         return tensor[(*_WHOLE_AXIS * axis, slice(start, stop))]
     except TypeError as error:

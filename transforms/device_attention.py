@@ -59,9 +59,8 @@ def read_attention(node: Node) -> DeviceAttention | None:
         head_size=shapes[0][3],
         sequence_length=shapes[0][2],
         key_lengths=_lengths(keys),
-        has_sink=len(inputs) > 5,
     )
-    sink = inputs[5] if sizes.has_sink else None
+    sink = inputs[5] if len(inputs) > 5 else None
     return DeviceAttention(
         node=node, query=query, keys=keys, values=values, mask=mask, scale=scale, sink=sink, sizes=sizes
     )

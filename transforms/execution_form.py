@@ -1,22 +1,18 @@
 """Rewrite the attention of the device form into the form that a CPU executes fast. Same numbers."""
 
 from collections.abc import Callable
-from typing import assert_never
 
 import numpy as np
 import openvino as ov
 import openvino.opset13 as ops
 from openvino import Output
 from openvino.passes import ModelPass
-from openvino.utils.node_factory import NodeFactory
 
-from transforms.device_attention import SDPA_TYPE, DeviceAttention, find_attention
+from transforms.device_attention import DeviceAttention, find_attention
 from transforms.form_choice import AttentionForm, AttentionSizes, choose_form
 from transforms.opset import OutputKey, concat, i64, key_of, reshape
 
 FormChoice = Callable[[AttentionSizes], AttentionForm]
-
-_FACTORY = NodeFactory("opset13")
 
 
 class ExecutionForm(ModelPass):
@@ -41,16 +37,7 @@ class ExecutionForm(ModelPass):
         self.rewritten = 0
         masks = _Masks()
         for attention, form in [(found, self._form_of(found)) for found in find_attention(model)]:
-            if form is AttentionForm.FUSED and attention.sizes.num_heads == attention.sizes.kv_num_heads:
-                continue  # one query head per KV head: the device form is the fused form already
-            match form:
-                case AttentionForm.FUSED:
-                    result = _fused(attention, masks)
-                case AttentionForm.SPLIT | AttentionForm.JOINED:
-                    result = _matmuls(attention, masks, join=form is AttentionForm.JOINED)
-                case _:
-                    assert_never(form)
-            _replace(attention, result)
+            _replace(attention, _matmuls(attention, masks, join=form is AttentionForm.JOINED))
             self.rewritten += 1
         if self.rewritten:
             model.validate_nodes_and_infer_types()
@@ -136,20 +123,6 @@ def _scale_of_rows(attention: DeviceAttention) -> Output:
     """The scale once per row: a single one the CPU plugin moves onto the keys, a pass over all of them."""
     rows = i64([1, 1, attention.sizes.rows, 1])
     return ops.broadcast(attention.scale, rows).output(0)
-
-
-def _fused(attention: DeviceAttention, masks: _Masks) -> Output:
-    """SDPA over rows, [1, KV, G S, Dv]: the scores are never stored."""
-    inputs = [
-        _as_rows(attention, attention.query),
-        concat(list(attention.keys), 2),
-        concat(list(attention.values), 2),
-        masks.as_rows(attention),
-        attention.scale,
-    ]
-    if attention.sink is not None:
-        inputs.append(_sink_rows(attention, attention.sink))
-    return _FACTORY.create(SDPA_TYPE, inputs, {"causal": False}).output(0)
 
 
 def _as_rows(attention: DeviceAttention, source: Output) -> Output:

@@ -6,37 +6,37 @@ interleaved runs in ms. Ratios between 0.75 and 1.3 are noise and decide nothing
 First per layer of a chain so long that each layer finds its keys outside the caches, as it does in a model,
 where the weights are read between two layers:
 
-    H/KV x D     S     C | SPLIT  JOINED  FUSED | keys and values
-    8/2 x 64     1   384 | 0.035   0.024  0.041 | 0.4 MB
-    8/2 x 64     1  1024 | 0.065   0.046  0.090 |   1 MB
-    8/2 x 64     1  4096 | 0.175   0.163  0.350 |   4 MB
-    64/8 x 64    1   256 | 0.068   0.055  0.095 |   1 MB
-    64/8 x 64    1  1024 | 0.190   0.177  0.339 |   4 MB
-    64/8 x 64    1  2048 | 0.339   0.359  0.697 |   8 MB
-    32/8 x 128   1  1024 | 0.285   0.324  0.799 |   8 MB
-    64/8 x 64    1  8192 |  1.43    3.15   6.13 |  32 MB
-    64/8 x 64    4   512 | 0.188   0.159  0.239 |   2 MB
-    32/8 x 64   32  1024 | 0.961   0.797  0.955 |   4 MB
+    H/KV x D     S     C | SPLIT  JOINED | keys and values
+    8/2 x 64     1   384 | 0.035   0.024 | 0.4 MB
+    8/2 x 64     1  1024 | 0.065   0.046 |   1 MB
+    8/2 x 64     1  4096 | 0.175   0.163 |   4 MB
+    64/8 x 64    1   256 | 0.068   0.055 |   1 MB
+    64/8 x 64    1  1024 | 0.190   0.177 |   4 MB
+    64/8 x 64    1  2048 | 0.339   0.359 |   8 MB
+    32/8 x 128   1  1024 | 0.285   0.324 |   8 MB
+    64/8 x 64    1  8192 |  1.43    3.15 |  32 MB
+    64/8 x 64    4   512 | 0.188   0.159 |   2 MB
+    32/8 x 64   32  1024 | 0.961   0.797 |   4 MB
 
     with a sink:
-    8/2 x 64     1   384 | 0.044   0.031  0.046 | 0.4 MB
-    64/8 x 64    1   512 | 0.116   0.117  0.189 |   2 MB
+    8/2 x 64     1   384 | 0.044   0.031 | 0.4 MB
+    64/8 x 64    1   512 | 0.116   0.117 |   2 MB
 
 Then one layer alone, whose keys stay in the caches as far as they fit:
 
-    H/KV x D     S     C | SPLIT  JOINED  FUSED | scores
-    16/4 x 128  16  8192 |  3.86    6.14   9.52 |   8 MB
-    16/4 x 128  64  4096 |  6.70    6.75   8.06 |  16 MB
-    32/8 x 64  128  1024 |  4.81    3.08   3.29 |  18 MB
-    32/8 x 64  256  1024 |  13.6    7.04   7.25 |  40 MB
-    32/8 x 64  512  1024 |  33.9    17.2   17.4 |  96 MB
+    H/KV x D     S     C | SPLIT  JOINED | scores
+    16/4 x 128  16  8192 |  3.86    6.14 |   8 MB
+    16/4 x 128  64  4096 |  6.70    6.75 |  16 MB
+    32/8 x 64  128  1024 |  4.81    3.08 |  18 MB
+    32/8 x 64  256  1024 |  13.6    7.04 |  40 MB
+    32/8 x 64  512  1024 |  33.9    17.2 |  96 MB
 
 The device form, which repeats keys and values for each query head and transposes them, takes 13 ms for
-64/8 x 64 at S = 1, C = 2048, and 207 ms at C = 8192.
+64/8 x 64 at S = 1, C = 2048, and 207 ms at C = 8192. ScaledDotProductAttention over the rows of KV heads was
+tried for many scores and left: 17.4 ms in the last case, and no less memory.
 
 JOINED copies every key and value once, in the order in which memory is read fastest, and is then one kernel
-(without a sink); SPLIT copies every score twice, into one row and out of it. FUSED is no faster than JOINED
-anywhere, but never stores a score.
+that stores no scores (without a sink); SPLIT copies every score twice, into one row and out of it.
 """
 
 from dataclasses import dataclass
@@ -44,9 +44,6 @@ from enum import Enum
 
 COPIED_KV_BYTES = 6 * 2**20
 """Keys and values of up to this many bytes are better copied: read once in a row, and then in the caches."""
-
-FUSED_SCORE_BYTES = 32 * 2**20
-"""Scores of more than this are never stored, for the memory they would take."""
 
 _FLOAT_BYTES = 4  # the CPU plugin computes in float32 whatever the model's float type is
 
@@ -60,9 +57,6 @@ class AttentionForm(Enum):
     JOINED = "joined"
     """Keys and values of the ranges copied into one, one pair of MatMuls: a single kernel without a sink."""
 
-    FUSED = "fused"
-    """Keys and values copied into one, ScaledDotProductAttention on it, whose scores are never stored."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionSizes:
@@ -73,7 +67,6 @@ class AttentionSizes:
     head_size: int
     sequence_length: int
     key_lengths: tuple[int, ...]
-    has_sink: bool
 
     @property
     def rows(self) -> int:
@@ -90,16 +83,9 @@ class AttentionSizes:
         """Bytes of the keys and values of all ranges (values have the keys' channels)."""
         return 2 * self.kv_num_heads * self.num_keys * self.head_size * _FLOAT_BYTES
 
-    @property
-    def score_bytes(self) -> int:
-        """Bytes of all scores, [H, S, K]."""
-        return self.num_heads * self.sequence_length * self.num_keys * _FLOAT_BYTES
-
 
 def choose_form(sizes: AttentionSizes) -> AttentionForm:
     """The fastest form by the measurements above."""
-    if sizes.score_bytes > FUSED_SCORE_BYTES:
-        return AttentionForm.FUSED
     if len(sizes.key_lengths) == 1:
         return AttentionForm.JOINED
     scores_outweigh_keys = 2 * sizes.rows > sizes.head_size

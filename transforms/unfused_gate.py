@@ -11,8 +11,7 @@ from transforms.attention_parts import take_over
 class UnfusedGate(ModelPass):
     """Compute silu(gate) up = (gate sigmoid(gate)) up as (up sigmoid(gate)) gate; equal up to rounding.
 
-    `changed` counts the last run; a second run finds nothing. Sigmoid is at most 1, so nothing overflows that
-    did not before.
+    `changed` counts the last run. Sigmoid is at most 1, so nothing overflows that did not before.
 
     The CPU plugin fuses an activation into the MatMul that alone feeds it, and gives up its fastest kernel
     for one row. A MatMul that is read twice it leaves alone, and runs the activation and the product as one

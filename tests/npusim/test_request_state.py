@@ -201,3 +201,39 @@ def test_deferred_rows_are_written_only_when_accepted() -> None:
     assert not any(group.past[:, :, 7:].any() for group in request.kv.groups)
     assert request.trim(8) == 1
     assert_fresh(TINY, feed(request, [4], 8), [*tokens[:7], tokens[10], 4])
+
+
+class Interrupted(np.ndarray):
+    """An input of a graph; after so many writes to any of them the call is interrupted."""
+
+    writes_left = 0
+
+    def __setitem__(self, key: object, value: object) -> None:
+        super().__setitem__(key, value)
+        Interrupted.writes_left -= 1
+        if Interrupted.writes_left == 0:
+            raise MemoryError
+
+
+@pytest.mark.parametrize("writes", range(1, 9))
+@pytest.mark.parametrize(("back", "length"), [(0, 1), (0, 2), (0, 4), (3, 2)])
+def test_an_interrupt_while_a_graph_is_loaded_leaves_no_mask_behind(
+    back: int, length: int, writes: int
+) -> None:
+    model, stored = TinyModel(windows=(4, -1), position_ids=True), text(14)
+    request = new_request(model, block=4)
+    feed(request, stored[:12], 0)
+    feed(request, stored[12:], 12)
+    (graph,) = request._generates.values()
+    for name in ("_input_ids", "_attention_mask", "_position_ids"):
+        setattr(graph, name, getattr(graph, name).view(Interrupted))
+    Interrupted.writes_left = writes
+    try:
+        feed(request, [7] * length, 14 - back)
+        stored = stored[: 14 - back] + [7] * length  # fewer writes than that
+    except MemoryError:
+        assert request.num_stored_tokens == 14
+    Interrupted.writes_left = 0
+    for following in (text(3, seed=writes), text(1, seed=9), text(4, seed=5)):
+        assert_fresh(model, feed(request, following, len(stored)), stored + following)
+        stored += following

@@ -14,7 +14,7 @@ def test_a_slice_is_a_view() -> None:
     assert np.shares_memory(view, TENSOR)
     assert np.array_equal(view, TENSOR[:, 1:3])
     assert make_tensor_slice(TENSOR, 1, 4, 4).shape == (2, 0, 3)
-    assert make_tensor_slice(TENSOR, 2, 0, 3).shape == (2, 4, 3)
+    assert make_tensor_slice(TENSOR, 2, 0, 3) is TENSOR
     assert make_tensor_slice(TENSOR, np.int64(0), np.int32(1), np.uint8(2)).shape == (1, 4, 3)
 
 
@@ -32,6 +32,8 @@ def test_a_slice_cannot_leave_its_tensor(start: int, stop: int) -> None:
         (3, 0, 1, r"slice of axis 3; a tensor \[2, 4, 3\] has 0\.\.2"),
         (1.0, 0, 1, r"of axis 1\.0: .* give integers"),
         (1, 0.0, 1, r"slice \[0.0, 1\) .* give integers"),
+        (1, 0, 4.0, r"slice \[0, 4.0\) .* give integers"),
+        (1, 0, np.array([4]), r"slice .* give integers"),
         (1, 0, None, r"slice \[0, None\) .* give integers"),
         (1, "0", 1, r"slice \['0', 1\) .* give integers"),
     ],

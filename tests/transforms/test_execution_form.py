@@ -96,13 +96,9 @@ def test_every_attention_is_rewritten_once(form: AttentionForm) -> None:
     rewrite = ExecutionForm(lambda _sizes: form)
     assert rewrite.run_on_model(model)
     assert rewrite.rewritten == 2
-    if form is AttentionForm.FUSED:  # still an SDPA, but one over the rows of KV heads
-        assert not rewrite.run_on_model(model)
-        assert rewrite.rewritten == 0
-    second = ExecutionForm()
-    second.run_on_model(model)
     assert types(model)["ScaledDotProductAttention"] == 0
-    assert second.rewritten == (2 if form is AttentionForm.FUSED else 0)
+    assert not rewrite.run_on_model(model)
+    assert rewrite.rewritten == 0
 
 
 def test_a_choice_that_is_no_form_changes_nothing() -> None:
@@ -124,14 +120,11 @@ def test_split_neither_repeats_nor_joins_the_cache() -> None:
         assert [reader.get_type_name() for reader in readers] == ["MatMul"]
 
 
-def test_fused_and_joined_copy_the_cache_at_the_size_of_kv_heads() -> None:
-    for form in (AttentionForm.JOINED, AttentionForm.FUSED):
-        model = make_case((6, 2), 3, 7).device_form()
-        ExecutionForm(lambda _sizes, form=form: form).run_on_model(model)
-        joined = [
-            node for node in model.get_ops() if node.get_type_name() == "Concat" and len(node.shape) == 4
-        ]
-        assert [list(node.shape) for node in joined] == [[1, 2, 10, 16]] * 2
+def test_joined_copies_the_cache_at_the_size_of_kv_heads() -> None:
+    model = make_case((6, 2), 3, 7).device_form()
+    ExecutionForm(lambda _sizes: AttentionForm.JOINED).run_on_model(model)
+    joined = [node for node in model.get_ops() if node.get_type_name() == "Concat" and len(node.shape) == 4]
+    assert [list(node.shape) for node in joined] == [[1, 2, 10, 16]] * 2
 
 
 @pytest.mark.parametrize(
@@ -139,7 +132,6 @@ def test_fused_and_joined_copy_the_cache_at_the_size_of_kv_heads() -> None:
     [
         (AttentionForm.SPLIT, True, [1, 1, 9, 11]),  # with a column for the sink
         (AttentionForm.JOINED, False, [1, 1, 9, 10]),  # repeated for the three heads of a KV head
-        (AttentionForm.FUSED, False, [1, 1, 9, 10]),
     ],
 )
 def test_layers_share_one_mask_in_every_shape(
@@ -166,13 +158,6 @@ def test_joined_attention_is_one_kernel_of_the_cpu_plugin() -> None:
     assert not {"MatMul", "Softmax"} & {kind for kind, _ in kinds}
     assert ("Subgraph", [[1, 2, 32, 16]]) not in kinds  # a pass over past and block
     assert kinds.count(("Subgraph", [[1, 2, 9, 16]])) == 2  # the attention of each layer
-
-
-def test_one_query_head_per_kv_head_has_its_fused_form_already() -> None:
-    model = make_case((3, 3), 3, 7).device_form()
-    rewrite = ExecutionForm(lambda _sizes: AttentionForm.FUSED)
-    assert not rewrite.run_on_model(model)
-    assert rewrite.rewritten == 0
 
 
 def test_the_rewritten_attention_keeps_its_name() -> None:

@@ -8,15 +8,13 @@ from transforms.form_choice import AttentionForm, AttentionSizes, choose_form
 
 # G = 4: the boundary of copied scores against copied keys, 2 G S = D, is at S = 8. Keys and values of
 # 4 x 64 floats are 2 KiB a position: 6 MiB are 3072 positions.
-PLAIN = AttentionSizes(
-    num_heads=16, kv_num_heads=4, head_size=64, sequence_length=8, key_lengths=(4088, 8), has_sink=False
-)
+PLAIN = AttentionSizes(num_heads=16, kv_num_heads=4, head_size=64, sequence_length=8, key_lengths=(4088, 8))
 
 
 def test_sizes_count_rows_keys_and_bytes() -> None:
     sizes = replace(PLAIN, sequence_length=3, key_lengths=(1024, 3))
     assert (sizes.rows, sizes.num_keys) == (12, 1027)
-    assert (sizes.kv_bytes, sizes.score_bytes) == (2 * 4 * 64 * 1027 * 4, 16 * 3 * 1027 * 4)
+    assert sizes.kv_bytes == 2 * 4 * 64 * 1027 * 4
 
 
 @pytest.mark.parametrize(
@@ -26,22 +24,13 @@ def test_many_rows_copy_keys_rather_than_scores(rows: int, form: AttentionForm) 
     assert choose_form(replace(PLAIN, sequence_length=rows)) is form
 
 
-@pytest.mark.parametrize("has_sink", [False, True])
 @pytest.mark.parametrize(
     ("past", "form"), [(126, AttentionForm.JOINED), (3064, AttentionForm.JOINED), (3065, AttentionForm.SPLIT)]
 )
-def test_keys_that_stay_in_the_caches_are_copied(past: int, form: AttentionForm, has_sink: bool) -> None:
-    assert choose_form(replace(PLAIN, key_lengths=(past, 8), has_sink=has_sink)) is form
+def test_keys_that_stay_in_the_caches_are_copied(past: int, form: AttentionForm) -> None:
+    assert choose_form(replace(PLAIN, key_lengths=(past, 8))) is form
 
 
-@pytest.mark.parametrize("has_sink", [False, True])
-@pytest.mark.parametrize(("keys", "fused"), [(4096, False), (4097, True)])
-def test_scores_beyond_the_caches_are_never_stored(keys: int, fused: bool, has_sink: bool) -> None:
-    """16 heads x 128 rows x 4096 keys in float32 are 32 MiB."""
-    sizes = replace(PLAIN, sequence_length=128, key_lengths=(keys - 128, 128), has_sink=has_sink)
-    assert (choose_form(sizes) is AttentionForm.FUSED) is fused
-
-
-@pytest.mark.parametrize("has_sink", [False, True])
-def test_a_single_range_has_nothing_to_split(has_sink: bool) -> None:
-    assert choose_form(replace(PLAIN, key_lengths=(1024,), has_sink=has_sink)) is AttentionForm.JOINED
+@pytest.mark.parametrize("keys", [1024, 100_000])
+def test_a_single_range_has_nothing_to_split(keys: int) -> None:
+    assert choose_form(replace(PLAIN, key_lengths=(keys,))) is AttentionForm.JOINED
