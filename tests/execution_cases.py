@@ -8,6 +8,7 @@ import numpy as np
 import openvino as ov
 from gqa_models import GQA, TokenCount
 from numpy.typing import NDArray
+from openvino import Output
 
 from transforms import Branch, DecomposeGQA, KeepNewRows, KeyLayout
 
@@ -28,10 +29,11 @@ class Case:
         """The op lowered by DecomposeGQA, presents cut to the new rows."""
         source = gqa_models.build_layers([self.gqa] * layers, num_tokens=TokenCount())
         model = ov.Core().read_model(source)
+        always_full = self.branch is Branch.PREFILL and self.gqa.capacity > 0
         DecomposeGQA(
             self.branch,
             key_layout=self.layout,
-            block_tokens=lambda lowered: lowered.input("num_tokens").get_node().output(0),
+            block_tokens=None if always_full else _num_tokens,
         ).run_on_model(model)
         KeepNewRows().run_on_model(model)
         return model
@@ -51,6 +53,10 @@ class Case:
             drawn = (1.3 * rng.normal(size=port.shape)).astype(kind)
             feeds[name] = fixed.get(name, drawn)
         return feeds
+
+
+def _num_tokens(model: ov.Model) -> Output:
+    return model.input("num_tokens").get_node().output(0)
 
 
 def run(model: ov.Model, feeds: dict[str, NDArray[np.generic]]) -> list[NDArray[np.floating]]:

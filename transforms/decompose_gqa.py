@@ -64,9 +64,11 @@ class DecomposeGQA(ModelPass):
     PREFILL takes past and block as one right-aligned run. GENERATE takes a past of C slots in `key_layout`
     (one for all nodes, or a mapping from node name, see `node_label`, to layout) and a block at slots
     [C, C + S); the boundary is C, never `seqlens_k`. `block_tokens` yields n for partial blocks, None says
-    that blocks are always full. In both branches the n real rows are the last of the block, [S - n, S); what
-    stands before them is padding, answered with finite values that mean nothing. present outputs become
-    Concat(past, new), [1, KV, C + S, D], of a quantized cache in its codes.
+    that blocks are always full, as they must be in PREFILL over a past. In both branches the n real rows are
+    the last of the block, [S - n, S); what stands before them is padding, answered with finite values that
+    mean nothing. present outputs become Concat(past, new), [1, KV, C + S, D], of a quantized cache in its
+    codes. Whether the rotary tables reach the last position is seen only when the graph runs: who runs it
+    keeps T within their rows.
 
     Raises DecompositionError, with the model unchanged, where a node cannot be lowered exactly, and TypeError
     for a branch, layout or block_tokens that is none.
@@ -93,6 +95,8 @@ class DecomposeGQA(ModelPass):
         self._check_layout_names([site.gqa.name for site in sites])
         if not sites:
             return False
+        if self._branch is Branch.PREFILL and self._block_tokens is not None:
+            _check_no_past(sites)
         num_tokens = None if self._block_tokens is None else _token_count(self._block_tokens(model))
         for site in sites:
             resolve_head_size(site)
@@ -134,6 +138,17 @@ def _check_arguments(
             raise TypeError(f"key_layout={key_layout!r}; members of KeyLayout are needed")
     if block_tokens is not None and not callable(block_tokens):
         raise TypeError(f"block_tokens={block_tokens!r}; a function from the model to an output is needed")
+
+
+def _check_no_past(sites: list[Site]) -> None:
+    """DecompositionError for partial blocks behind a past: one run has no place for padding in its midst."""
+    for site in sites:
+        if site.capacity:
+            raise DecompositionError(
+                f"{site.gqa.name}: Branch.PREFILL with block_tokens over a past of {site.capacity} slots; "
+                "past and block are one right-aligned run there, in which blocks are always full. Leave "
+                "block_tokens out, or use Branch.GENERATE"
+            )
 
 
 def _token_count(source: Output) -> Output:

@@ -6,6 +6,7 @@ from npusim.bench.conversation import Runtime
 from npusim.bench.goal import GoalRow
 from npusim.bench.machine import Machine
 from npusim.bench.report import ContextResult, RuntimeResult
+from npusim.bench.timing import Verdict
 from npusim.cli.output import Json, new_table, plain, stdout
 from npusim.cli.tables import print_table
 
@@ -48,9 +49,14 @@ def _cells(context: int, result: RuntimeResult) -> tuple[str, ...]:
         f"{result.tokens_per_second:,.0f}",
         "" if is_npusim else f"{result.ratio.median:.2f}",
         "" if is_npusim else f"{fewest:.2f}..{most:.2f}",
-        "" if is_npusim else f"npusim {result.ratio.verdict.value}",
+        "" if is_npusim else _verdict(result),
         "" if result.host_share is None else f"{result.host_share:.1%}",
     )
+
+
+def _verdict(result: RuntimeResult) -> str:
+    verdict = result.ratio.verdict
+    return verdict.value if verdict is Verdict.NO_DIFFERENCE else f"npusim {verdict.value}"
 
 
 def report_json(machine: Machine, results: Sequence[ContextResult]) -> dict[str, Json]:
@@ -84,7 +90,7 @@ def _runtime_json(result: RuntimeResult) -> dict[str, Json]:
         "ratio": result.ratio.median,
         "ratio_spread": list(result.ratio.spread),
         "ratio_of_best": result.ratio.of_best,
-        "verdict": result.ratio.verdict.value,
+        "verdict": _verdict(result),
         "host_share": result.host_share,
     }
 

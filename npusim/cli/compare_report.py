@@ -8,10 +8,10 @@ from rich.table import Table
 from npusim.cli.output import Json, finite, new_table, plain, stdout
 from npusim.cli.tables import print_table
 from npusim.compare import BackendReport, Comparison, ComparisonReport
-from npusim.compare.calls import Call
 from npusim.compare.differences import ArgmaxFlip, StepDifference
 from npusim.compare.explain import Explanation
 from npusim.compare.layers import LayerDifference, LayerReport
+from npusim.compare.verdict import verdict_lines
 
 ABSENT = "-"
 MOST_FLIPS = 10
@@ -30,7 +30,7 @@ def print_report(asked: Comparison, report: ComparisonReport) -> None:
         print_table(console, _layer_table(report.backends))
     console.print()
     for backend in report.backends:
-        for line in _verdict(backend, report.calls):
+        for line in verdict_lines(backend, report.calls):
             console.print(plain(line), soft_wrap=True)
     for note in _notes(asked, report):
         console.print(plain(note), soft_wrap=True)
@@ -58,16 +58,12 @@ def _step_table(report: ComparisonReport) -> Table:
         table.add_row(
             str(index),
             call.stage.value,
-            _positions(call),
+            call.shown_positions,
             str(len(call.tokens)),
             f"{call.accepted} of {call.proposed}" if call.proposed else ABSENT,
             *(_step_cell(backend, index) for backend in report.backends),
         )
     return table
-
-
-def _positions(call: Call) -> str:
-    return str(call.position) if len(call.tokens) == 1 else f"{call.position}-{call.stop - 1}"
 
 
 def _step_cell(backend: BackendReport, index: int) -> str:
@@ -120,50 +116,6 @@ def _layer_table(backends: Sequence[BackendReport]) -> Table:
             *(_marked(layer.max_abs_difference, layer.limit) for layer in rows),
         )
     return table
-
-
-def _verdict(backend: BackendReport, calls: Sequence[Call]) -> list[str]:
-    name, found = backend.kind.value, backend.differences
-    lines = []
-    worst = found.worst
-    if found.diverging:
-        first = found.diverging[0]
-        lines.append(
-            f"{name}: DIFFERS at {len(found.diverging)} of {len(found.steps)} steps, first at step {first} "
-            f"({calls[first].stage.value}, positions {_positions(calls[first])}), most at position "
-            f"{worst.position}: {worst.max_abs_difference:.1e}, allowed {found.limit:.1e}"
-        )
-    else:
-        lines.append(
-            f"{name}: agrees at {len(found.steps)} of {len(calls)} steps (worst "
-            f"{worst.max_abs_difference:.1e} at position {worst.position}, allowed {found.limit:.1e})"
-        )
-    if found.refusal:
-        lines.append(f"{name}: STOPPED at step {len(found.steps)}: {found.refusal}")
-    if backend.layers is not None:
-        lines.extend(f"{name}: {line}" for line in _layer_verdict(backend.layers, bool(found.diverging)))
-    return lines
-
-
-def _layer_verdict(layers: LayerReport, logits_differ: bool) -> list[str]:
-    first = layers.first
-    if first is None:
-        if logits_differ:
-            return ["the attention of all layers agrees: what differs comes after the last of them"]
-        return ["the attention of all layers agrees"]
-    where = f"layer {first.number} ({first.name}) is the first whose attention DIFFERS"
-    at = f"position {first.position} of step {first.call}"
-    size = f"{first.max_abs_difference:.1e} at {at}, allowed {first.limit:.1e}"
-    lines = [f"{where}: {size}"]
-    if layers.explanation is None:
-        return [*lines, f"layer {first.number}: why was not found out: {layers.unexplained}"]
-    found = layers.explanation
-    there = "no choice of keys gives the answer" if found.theirs is None else str(found.theirs)
-    return [
-        *lines,
-        f"layer {first.number}: position {found.position} sees {found.ours} here; there {there}",
-        f"layer {first.number}: {found.verdict}",
-    ]
 
 
 def report_json(model: str, asked: Comparison, report: ComparisonReport) -> dict[str, Json]:

@@ -33,6 +33,11 @@ class Call:
         return self.position + len(self.tokens)
 
     @property
+    def shown_positions(self) -> str:
+        """Of its tokens, for people: "24", or "24-27"."""
+        return str(self.position) if len(self.tokens) == 1 else f"{self.position}-{self.stop - 1}"
+
+    @property
     def stage(self) -> Stage:
         """Which graph ran it."""
         is_prompt = self.position == 0 and len(self.tokens) > 1

@@ -19,6 +19,7 @@ from npusim.compare.differences import (
     compare_calls,
 )
 from npusim.compare.layers import LayerProbe, LayerReport
+from npusim.compare.verdict import verdict_lines
 from npusim.compiled_llm import compile_model
 from npusim.config_values import ConfigValue
 from npusim.errors import ConfigError, ModelError
@@ -91,6 +92,10 @@ class ComparisonReport:
     def agrees(self) -> bool:
         """Whether every backend does."""
         return all(backend.agrees for backend in self.backends)
+
+    def __str__(self) -> str:
+        """A line for each backend, and more where one differs."""
+        return "\n".join(line for backend in self.backends for line in verdict_lines(backend, self.calls))
 
 
 def compare(asked: Comparison, on_part: Callable[[], None] = lambda: None) -> ComparisonReport:

@@ -103,7 +103,7 @@ def test_a_synthetic_model_on_the_command_line(capsys: pytest.CaptureFixture[str
     assert main(arguments) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines[1:4]] == [["9", "npusim"], ["9", "device"], ["9", "est."]]
-    assert "npusim" in lines[2].split()[2:]
+    assert {"npusim", "difference"} & set(lines[2].split()[2:])  # npusim faster, or no difference
 
 
 def test_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

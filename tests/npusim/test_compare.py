@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from slot_distance import lower_by_slot_distance
 
 from npusim import npuw, onnxruntime_backend
 from npusim.cli.main import main
+from npusim.compare import BackendKind, Comparison, compare
 from npusim.export import MODEL_FILE, export
 
 _UNAVAILABLE = npuw.unavailable_reason()
@@ -276,3 +278,17 @@ def _with_another_head(model: bytes) -> bytes:
             values = numpy_helper.to_array(tensor)
             tensor.CopyFrom(numpy_helper.from_array(np.roll(values, 1, axis=1), "head"))
     return changed.SerializeToString()
+
+
+def test_a_report_says_in_words_what_it_came_to() -> None:
+    asked = Comparison(
+        model=READABLE["llama"],
+        prompt=[3, 1, 4, 1, 5],
+        num_steps=2,
+        kinds=[BackendKind.ORT],
+        config={"NPUW_LLM_MAX_PROMPT_LEN": 8},
+    )
+    assert str(compare(asked)).startswith("ort: agrees at 3 of 3 steps (worst ")
+    text = str(compare(replace(asked, max_abs_difference=0)))
+    assert text.startswith("ort: DIFFERS at 3 of 3 steps, first at step 0 (prefill, positions 0-4), most at ")
+    assert text.endswith("allowed 0.0e+00")

@@ -10,7 +10,7 @@ from gqa_models import GQA, RotaryTable, TokenCount
 from lowered_checks import nothing, sweep
 from lowered_op import LoweredLayers, core
 
-from transforms import Branch
+from transforms import Branch, DecompositionError
 
 # The second of each pair is H, the last one longer than every window of the grid but one.
 GRID = [(heads, rows) for heads in HEADS for rows in (3, HEADS[heads][0], 11)]
@@ -27,10 +27,9 @@ def test_every_option_at_every_prompt_length(heads: str, rows: int) -> None:
 
 
 @pytest.mark.parametrize("heads", ["4/2", "3/3"])
-@pytest.mark.parametrize("counted", [None, TokenCount()])
-def test_a_past_ends_where_the_block_begins(heads: str, counted: TokenCount | None) -> None:
+def test_a_past_ends_where_the_block_begins(heads: str) -> None:
     layers = grid_layers(heads, sequence_length=4, capacity=7, bias_length=13, shift=5)
-    lowered = LoweredLayers(layers, Branch.PREFILL, num_tokens=counted)
+    lowered = LoweredLayers(layers, Branch.PREFILL)
     sweep(lowered, [(stored, 4) for stored in (6, 0, 1, 7)], missing=nothing)
 
 
@@ -59,3 +58,11 @@ def test_a_window_sized_cache_flag_is_only_a_window() -> None:
     gqa = replace(with_heads(VARIANTS["interleaved"], "4/2"), sequence_length=9, capacity=0)
     layers = [replace(gqa, local_window_size=window, sliding_window_cache=True) for window in (1, 4, 30)]
     sweep(LoweredLayers(layers, Branch.PREFILL, reshaped=True), [(0, 7), (0, 9)])
+
+
+def test_a_partial_block_behind_a_past_has_no_place_in_one_run() -> None:
+    layers = grid_layers("4/2", sequence_length=4, capacity=7, bias_length=13, shift=5)
+    with pytest.raises(
+        DecompositionError, match=r"block_tokens over a past of 7 slots; .* use Branch\.GENERATE"
+    ):
+        LoweredLayers(layers, Branch.PREFILL, num_tokens=TokenCount())
