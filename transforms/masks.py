@@ -17,12 +17,14 @@ _MASKED = {ov.Type.f16: -32752.0, ov.Type.bf16: _BF16_LOWEST, ov.Type.f32: _BF16
 def visible(frame: Frame, *, local_window_size: int, causal: bool) -> Output:
     """Which key each row may see, bool [S, K]: real & filled & k <= q & q - k < W.
 
-    The last two terms fall away with causal=0 and with local_window_size=-1.
+    The last two terms fall away with causal=0 and with local_window_size=-1. To a single row no key is later:
+    a filled slot of the past holds a position before it, and the block is itself.
     """
+    rows = frame.query_position.get_partial_shape()[0].get_length()
     terms = [frame.key_filled]
     if frame.query_real is not None:
         terms.append(frame.query_real)
-    if causal:
+    if causal and rows > 1:
         terms.append(ops.less_equal(frame.key_position, frame.query_position).output(0))
     if local_window_size > 0:
         distance = ops.subtract(frame.query_position, frame.key_position)

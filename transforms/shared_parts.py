@@ -31,9 +31,9 @@ class SharedParts:
         key = (key_of(seqlens_k), site.sequence_length)
         if key not in self._steps:
             total = ops.add(scalar_i32(seqlens_k), i32([1])).output(0)
-            self._steps[key] = Step(
-                total=total, num_tokens=self._num_tokens, sequence_length=site.sequence_length
-            )
+            rows = site.sequence_length
+            num_tokens = self._num_tokens if rows > 1 else None  # one row is always real
+            self._steps[key] = Step(total=total, num_tokens=num_tokens, sequence_length=rows)
         return self._steps[key]
 
     def frame(self, site: Site) -> Frame:
