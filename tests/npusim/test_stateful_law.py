@@ -33,6 +33,10 @@ DEFAULT_EXAMPLES = 2100
 EXAMPLES = int(os.environ.get("NPUSIM_LAW_EXAMPLES", DEFAULT_EXAMPLES))
 STEPS = 14
 
+# The tiny models have no normalisation, so some texts amplify rounding: ONNX Runtime itself is 7e-5 off on one
+# of them. A row too many or too few moves logits by 1e-2 and more.
+TOLERANCE = 2e-4
+
 # Texts that agree in no position: a block continues one of them, so a rejected row is never the right one.
 TEXTS = tuple(tuple((5 * p * p + 3 * p + 6 * text + 1) % VOCAB_SIZE for p in range(40)) for text in range(3))
 
@@ -195,7 +199,7 @@ class Conversation(RuleBasedStateMachine):
         self.counts["rejected"] += start < len(self.tokens)
         self._kept(start, tokens)
         assert logits.shape == (1, length, self.case.vocab_size)
-        assert error_of_case(self.case, logits, self.tokens) < 1e-4
+        assert error_of_case(self.case, logits, self.tokens) < TOLERANCE
 
     def _kept(self, start: int, tokens: tuple[int, ...]) -> None:
         chunk = length = len(tokens)
