@@ -11,6 +11,7 @@ from openvino.passes import ModelPass
 from transforms.device_attention import DeviceAttention, find_attention
 from transforms.form_choice import AttentionForm, AttentionSizes, choose_form
 from transforms.opset import OutputKey, concat, i64, key_of, reshape
+from transforms.rotary import read_rotation, rotate
 
 FormChoice = Callable[[AttentionSizes], AttentionForm]
 
@@ -19,10 +20,11 @@ class ExecutionForm(ModelPass):
     """Rewrite every SDPA that DecomposeGQA made; `rewritten` counts the last run.
 
     Keys and values are not repeated for the query heads: the G query heads of one KV head become rows,
-    [1, KV, G S, D], since query head h = kv G + g reads KV head kv, and so do scores and masks. A sink
-    becomes one more column of scores that the softmax sees and the values do not. What else is done is chosen
-    per layer from its sizes (`choose_form` unless another rule is given). An SDPA of another shape is left as
-    it is. What layers share (masks prepared for rows or for a sink column) is built once.
+    [1, KV, G S, D], since query head h = kv G + g reads KV head kv, and so do scores and masks. The scale is
+    put on Q. A sink becomes one more column of scores that the softmax sees and the values do not. What else
+    is done is chosen per layer from its sizes (`choose_form` unless another rule is given). An SDPA of
+    another shape is left as it is. What layers share (masks prepared for rows or for a sink column) is built
+    once.
 
     Raises TypeError, with the model unchanged, where the rule chooses no AttentionForm.
     """
@@ -87,13 +89,14 @@ class _Masks:
 def _matmuls(attention: DeviceAttention, masks: _Masks, *, join: bool) -> Output:
     """Scores per key range, one softmax over all of them, values per key range: [1, KV, G S, Dv].
 
-    The scale goes onto the scores: with the keys joined, the CPU plugin then runs the five ops from the first
-    MatMul to the second as one kernel.
+    With the keys joined, the CPU plugin runs the four ops from the first MatMul to the second as one kernel.
+    The scale is not among them: on Q it is S H D products, on the scores S H K of them, and a score may leave
+    float32 where a scaled one does not.
     """
     keys, values = attention.keys, attention.values
     if join:
         keys, values = (concat(list(keys), 2),), (concat(list(values), 2),)
-    query = _as_rows(attention, attention.query)
+    query = _as_rows(attention, _scaled_query(attention))
     scores = [ops.matmul(query, rows, False, True).output(0) for rows in keys]
     weights = _weights(attention, masks, scores)
     parts = [ops.matmul(weight, rows, False, False) for weight, rows in zip(weights, values, strict=True)]
@@ -103,26 +106,33 @@ def _matmuls(attention: DeviceAttention, masks: _Masks, *, join: bool) -> Output
     return result.output(0)
 
 
+def _scaled_query(attention: DeviceAttention) -> Output:
+    """Q times the scale, [1, H, S, D].
+
+    Where Q is rotated, which is linear, it is scaled before: behind the rotation the CPU plugin would copy it
+    once more, for 5 us a layer.
+    """
+    rotation = read_rotation(attention.query)
+    if rotation is None:
+        return ops.multiply(attention.query, attention.scale).output(0)
+    scaled = ops.multiply(rotation.source, attention.scale).output(0)
+    return rotate(scaled, rotation.cos, rotation.sin, interleaved=False)
+
+
 def _weights(attention: DeviceAttention, masks: _Masks, scores: list[Output]) -> list[Output]:
     """Softmax over the joined scores, cut back into the ranges: each [1, KV, G S, length]."""
     lengths = [source.get_shape()[3] for source in scores]
-    scaled = ops.multiply(concat(scores, 3), _scale_of_rows(attention)).output(0)
+    joined = concat(scores, 3)
     if attention.sink is None:
-        weights = ops.softmax(ops.add(scaled, masks.as_rows(attention)), 3).output(0)
+        weights = ops.softmax(ops.add(joined, masks.as_rows(attention)), 3).output(0)
         cuts = lengths
     else:
-        with_sink = concat([scaled, _sink_rows(attention, attention.sink)], 3)
+        with_sink = concat([joined, _sink_rows(attention, attention.sink)], 3)
         weights = ops.softmax(ops.add(with_sink, masks.with_sink_column(attention)), 3).output(0)
         cuts = [*lengths, 1]
     if len(cuts) == 1:
         return [weights]
     return list(ops.variadic_split(weights, i64(3), i64(cuts)).outputs())[: len(lengths)]
-
-
-def _scale_of_rows(attention: DeviceAttention) -> Output:
-    """The scale once per row: a single one the CPU plugin moves onto the keys, a pass over all of them."""
-    rows = i64([1, 1, attention.sizes.rows, 1])
-    return ops.broadcast(attention.scale, rows).output(0)
 
 
 def _as_rows(attention: DeviceAttention, source: Output) -> Output:

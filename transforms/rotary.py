@@ -1,10 +1,21 @@
 """Rotary embedding of a block: table rows gathered by position, then the half-split or interleaved form."""
 
+from dataclasses import dataclass, field
+
 import openvino.opset13 as ops
 from openvino import Output
 
 from transforms.gqa_node import RotaryInputs
-from transforms.opset import concat, i32, i64, reshape
+from transforms.opset import OutputKey, concat, i32, i64, key_of, reshape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotation:
+    """What `rotate` in its half-split form was given: source [1, heads, S, D], cos and sin [1, 1, S, R]."""
+
+    source: Output = field(repr=False)
+    cos: Output = field(repr=False)
+    sin: Output = field(repr=False)
 
 
 def rotary_positions(rotary: RotaryInputs, block_positions: Output, sequence_length: int) -> Output:
@@ -33,6 +44,38 @@ def rotate(source: Output, cos: Output, sin: Output, *, interleaved: bool) -> Ou
     first, second, *rest = ops.variadic_split(source, i64(3), i64(pieces)).outputs()
     real, imaginary = _turn(first, second, cos, sin)
     return concat([real, imaginary, *rest], 3)
+
+
+def read_rotation(rotated: Output) -> Rotation | None:
+    """Find what `rotated` was made from, or None where it is no half-split rotation of a static block."""
+    join = rotated.get_node()
+    pieces = _operands(rotated, "Concat")
+    if len(pieces) < 2 or join.get_attributes()["axis"] not in (3, -1):
+        return None
+    terms = [*_operands(pieces[0], "Subtract"), *_operands(pieces[1], "Add")]
+    factors = [factor for term in terms for factor in _operands(term, "Multiply")]
+    if len(factors) != 8:  # two of each of the four products
+        return None
+    first, cos, second, sin = factors[:4]
+    split = first.get_node()
+    turned = [list(factor.get_partial_shape())[3:] for factor in (first, second, cos, sin)]
+    is_rotation = (
+        _keys(factors[4:]) == _keys([second, cos, first, sin])
+        and split.get_type_name() == "VariadicSplit"
+        and _keys([first, second, *pieces[2:]]) == _keys(split.outputs())
+        and turned == [turned[0]] * 4
+    )
+    return Rotation(source=split.input_value(0), cos=cos, sin=sin) if is_rotation else None
+
+
+def _operands(source: Output, op_type: str) -> list[Output]:
+    """The inputs of the op that gives `source`, none where it is of another type."""
+    node = source.get_node()
+    return list(node.input_values()) if node.get_type_name() == op_type else []
+
+
+def _keys(sources: list[Output]) -> list[OutputKey]:
+    return [key_of(source) for source in sources]
 
 
 def _rotate_interleaved(source: Output, cos: Output, sin: Output, sizes: list[int]) -> Output:

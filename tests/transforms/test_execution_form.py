@@ -80,6 +80,24 @@ def test_every_form_computes_what_the_device_form_computes(case: Case) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_scores_that_fit_float32_by_their_scale_alone_are_numbers(form: AttentionForm) -> None:
+    """|q k| is 5.8e38, beyond float32; times the scale it is 1.8e38."""
+    case = make_case((6, 2), 3, 7)
+    device = case.device_form()
+    feeds = case.feeds(device)
+    for name, values in feeds.items():
+        if name.endswith(("query", "key")):
+            values[...] = 6e18
+        if name.endswith("past_key"):
+            values[:, :, ::2] *= -1
+    model = case.device_form()
+    ExecutionForm(lambda _sizes: form).run_on_model(model)
+    (got, *_), (want, *_) = run(model, feeds), run(device, feeds)
+    assert np.isfinite(want).all()
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_float16_models_agree_within_their_precision(form: AttentionForm) -> None:
     case = sinks(make_case((6, 2), 3, 7, float16=True))
     device = case.device_form()
@@ -147,7 +165,7 @@ def test_layers_share_one_mask_in_every_shape(
 
 @pytest.mark.skipif(not cpu.__cpu_features__["AVX512F"], reason="the kernel is for CPUs with AVX-512")
 def test_joined_attention_is_one_kernel_of_the_cpu_plugin() -> None:
-    """A multiplication by a single scale would be moved onto the keys, a reshape would part the ops."""
+    """The scores times a single scale would be the keys times that, in a pass over all of them."""
     model = make_case((6, 2), 3, 29).device_form(layers=2)
     ExecutionForm(lambda _sizes: AttentionForm.JOINED).run_on_model(model)
     compiled = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
