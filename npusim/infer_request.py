@@ -91,7 +91,10 @@ class InferRequest(ABC):
         of this request is under way (in another thread, or around the step_listener that makes this one);
         what a call that fails in its midst leaves, the class says.
         """
-        given = self._tensors if inputs is None else {**self._tensors, **named_inputs(inputs)}
+        given: Mapping[str, TensorLike] = self._tensors
+        if inputs is not None:
+            named = named_inputs(inputs)
+            given = {**given, **named} if given else named
         if self._calling.locked():
             raise NpuSimError("the request is busy with another call; a request makes one call at a time")
         with self._calling:  # not acquired by hand: an interrupt right after that would leave it acquired
@@ -106,8 +109,11 @@ class InferRequest(ABC):
         """Forget the conversation. Tensors stay, as in OpenVINO."""
 
     @abstractmethod
-    def _run(self, step: StepInputs) -> LogitsArray:
-        """Check and run a call, adding what it spends in the graph to _graph_seconds; logits as a view."""
+    def _run(self, step: StepInputs, stored: int) -> LogitsArray:
+        """Check and run a call, adding what it spends in the graph to _graph_seconds; logits as a view.
+
+        stored: tokens that are stored before it.
+        """
 
     @property
     @abstractmethod
@@ -122,7 +128,7 @@ class InferRequest(ABC):
         began, stored_before = time.perf_counter(), self._stored_after_call
         logits: LogitsArray | None = None
         try:
-            logits = self._run(step)
+            logits = self._run(step, stored)
             return logits
         finally:
             stored_now = self.num_stored_tokens

@@ -4,13 +4,13 @@ import itertools
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
 from npusim.errors import InputError, TrimError
 from npusim.finite_rows import check_finite
-from npusim.layout import CommitPolicy, Layout, takes_back_blocks
+from npusim.layout import CommitPolicy, Layout, Move, takes_back_blocks
 from npusim.tensor_slice import Array, make_tensor_slice
 from npusim.whole_number import shown, whole_number
 
@@ -225,13 +225,23 @@ class KVManager:
         """
         if rows.arrays is not self._fitting:
             self._check_fit(rows.arrays)
-        copies: list[_Copy] = []
+        arrays, first, length = rows
+        copies: list[tuple[Array, Array]] = []
+        rows_moved = 0
         for index, group in enumerate(self.groups):
-            copies += _plan_copies(group, rows.arrays[index], start, rows)
-        for place, source, rows_moved in copies:
+            moves, writes = group.layout.plan_append(start, length)
+            if moves:
+                copies += [_copy_of_survivors(group.past, move) for move in moves]
+                rows_moved += len(group.layers) * sum(move.length for move in moves)
+            for row, slot, count in writes:
+                place = make_tensor_slice(group.past, ROWS, slot, slot + count)
+                new = make_tensor_slice(arrays[index], ROWS, first + row, first + row + count)
+                check_finite(group.layers, new, start + row)
+                copies.append((place, new))
+        for place, source in copies:
             place[...] = source
-            self.rows_moved += rows_moved
-        self._committed = start + rows.length
+        self.rows_moved += rows_moved
+        self._committed = start + length
         self._high_water = max(self._high_water if start else 0, self._committed)
         self._touched = max(self._touched, self._committed)
 
@@ -248,31 +258,19 @@ class KVManager:
         self._fitting = arrays
 
 
-_Copy: TypeAlias = tuple[Array, Array, int]
-"""A place in a buffer, the rows that go there, and how many of them were in the buffer before."""
-
-
 def _form(rows: Array) -> tuple[object, ...]:
     """What rows have in common with the buffers they fit: all but how many they are."""
     return rows.shape[:ROWS], rows.shape[ROWS + 1 :], rows.dtype
 
 
-def _plan_copies(group: CacheGroup, new: Array, start: int, rows: BlockRows) -> list[_Copy]:
-    """What an append of `rows` at positions start.. copies, from `new`, in a group."""
-    copies: list[_Copy] = []
-    moves, writes = group.layout.plan_append(start, rows.length)
-    for source, target, length in moves:
-        place = make_tensor_slice(group.past, ROWS, target, target + length)
-        survivors = make_tensor_slice(group.past, ROWS, source, source + length)
-        # Copied now: where the two overlap numpy would copy while it writes, and memory may run out then.
-        copies.append((place, survivors.copy(), length * len(group.layers)))
-    for row, slot, length in writes:
-        first = rows.first + row
-        place = make_tensor_slice(group.past, ROWS, slot, slot + length)
-        given = make_tensor_slice(new, ROWS, first, first + length)
-        check_finite(group.layers, given, start + row)
-        copies.append((place, given, 0))
-    return copies
+def _copy_of_survivors(past: Array, move: Move) -> tuple[Array, Array]:
+    """Where rows move to, and a copy of them.
+
+    Copied before anything is written: where the two overlap numpy would copy while it writes, and memory may
+    run out then.
+    """
+    place = make_tensor_slice(past, ROWS, move.target, move.target + move.length)
+    return place, make_tensor_slice(past, ROWS, move.source, move.source + move.length).copy()
 
 
 def _migrate(source: CacheGroup, target: CacheGroup, length: int) -> None:

@@ -189,8 +189,8 @@ class NPUWInferRequest(InferRequest):
     def _renew(self) -> None:
         self._request = self._compiled.create_infer_request()
 
-    def _run(self, step: StepInputs) -> LogitsArray:
-        check_step(step, num_stored_tokens=self._stored, num_embeddings=self._sizes.num_embeddings)
+    def _run(self, step: StepInputs, stored: int) -> LogitsArray:
+        check_step(step, num_stored_tokens=stored, num_embeddings=self._sizes.num_embeddings)
         self._check(step)
         if step.stage is Stage.GENERATE and step.start == 0:
             self._renew()  # what an earlier conversation left in the mask would be seen

@@ -109,17 +109,20 @@ class LLMInferRequest(InferRequest):
     def _cache_groups(self) -> tuple[CacheGroup, ...]:
         return self.kv.groups
 
-    def _run(self, step: StepInputs) -> LogitsArray:
-        stored = self.kv.num_stored_tokens
+    def _run(self, step: StepInputs, stored: int) -> LogitsArray:
         check_step(step, num_stored_tokens=stored, num_embeddings=self._spec.num_embeddings)
-        if step.is_prompt:
-            self._check_prompt_fits(len(step.tokens))
-            return self._run_prefill(step.tokens)
         tokens, start, _ = step
-        self._check_block_fits(len(tokens), start)
+        if step.is_prompt:
+            self._check_prompt_fits(len(tokens))
+            return self._run_prefill(tokens)
+        length = len(tokens)
+        if length > self._max_block or start + length > self._capacity:
+            raise self._too_large(length, start)
         if start < stored:
             self.kv.check_trim(start)
-        capacity = self._capacity_of_step(start)
+        # Of the smallest graph with room for a block of the largest size, whatever this one's: else blocks of
+        # changing length, as drafting makes them, would send the rows to and fro at the border of two graphs.
+        capacity = self.kv.smallest_capacity(min(start + self._max_block, self._capacity))
         return self._run_block(self._generates[capacity], tokens, start, capacity)
 
     def _check_prompt_fits(self, length: int) -> None:
@@ -129,18 +132,17 @@ class LLMInferRequest(InferRequest):
                 "compile with more or shorten the prompt"
             )
 
-    def _check_block_fits(self, length: int, start: int) -> None:
+    def _too_large(self, length: int, start: int) -> CapacityError:
         if length > self._max_block:
-            raise CapacityError(
+            return CapacityError(
                 f"a block of {length} tokens at position {start}; NPUW_LLM_MAX_GENERATION_TOKEN_LEN is "
                 f"{self._max_block}, compile with more or split the block; a new conversation "
                 "begins at position 0: give position_ids, or call reset_state first"
             )
-        if start + length > self._capacity:
-            raise CapacityError(
-                f"cache full: {length} tokens at position {start} need {start + length} slots, the capacity "
-                f"is {self._capacity}; compile with more NPUW_LLM_MIN_RESPONSE_LEN, or trim or reset"
-            )
+        return CapacityError(
+            f"cache full: {length} tokens at position {start} need {start + length} slots, the capacity "
+            f"is {self._capacity}; compile with more NPUW_LLM_MIN_RESPONSE_LEN, or trim or reset"
+        )
 
     def _run_prefill(self, tokens: TokenArray) -> LogitsArray:
         """The prompt in chunks of the prefill graph's rows (one chunk where it is the whole prompt)."""
@@ -153,14 +155,6 @@ class LLMInferRequest(InferRequest):
             rows_of_chunk = self._run_block(self._prefill, chunk, start, self.capacity)
             logits[:, start : start + len(chunk)] = rows_of_chunk
         return logits
-
-    def _capacity_of_step(self, start: int) -> int:
-        """Of the smallest generate graph that has room for a block of the largest size at `start`.
-
-        Of the largest size, whatever this one's: else blocks of changing length, as drafting makes them,
-        would send the rows to and fro at the border between two graphs.
-        """
-        return self.kv.smallest_capacity(min(start + self._max_block, self._capacity))
 
     def _run_block(self, graph: StaticGraph, tokens: TokenArray, start: int, capacity: int) -> LogitsArray:
         """Plan, run, commit: one block at `start`, its rows stored, its logits as a view.

@@ -77,7 +77,10 @@ class StaticGraph:
         pad = self.num_rows - length
         if pad:
             self._input_ids[:pad] = tokens[0]
-        self._input_ids[pad:] = tokens
+        if length == 1:
+            self._input_ids[pad] = tokens.item()  # numpy takes longer to cast an array, of one token too
+        else:
+            self._input_ids[pad:] = tokens
         self._mask_past(start if self._past_length else 0)
         self._mask_padding(pad)
         if self._position_ids is not None:
@@ -98,6 +101,8 @@ class StaticGraph:
     def logits(self, length: int) -> LogitsArray:
         """Logits of the last `length` rows, a view [1, length, vocab] that the next run overwrites."""
         first = self.num_rows - length
+        if first == 0:
+            return self._logits
         return make_tensor_slice(self._logits, 1, first, self.num_rows)  # type: ignore[return-value]
 
     @property
@@ -113,7 +118,9 @@ class StaticGraph:
         masked, self._masked = self._masked, _UNKNOWN
         if masked == _UNKNOWN:
             self._attention_mask[: self._past_length] = masked = 0
-        if stored > masked:
+        if stored == masked + 1:
+            self._attention_mask[masked] = 1  # as in most steps; numpy takes longer over a slice
+        elif stored > masked:
             self._attention_mask[masked:stored] = 1
         else:
             self._attention_mask[stored:masked] = 0

@@ -7,11 +7,11 @@ from npusim.errors import SliceError
 
 Array = npt.NDArray[np.generic]
 
-_WHOLE_AXIS = (slice(None),)
+_AXES_BEFORE = tuple((slice(None),) * axis for axis in range(64))  # as many as numpy knows
 
 
 def make_tensor_slice(tensor: Array, axis: int, start: int, stop: int) -> Array:
-    """Rows [start, stop) of an axis, counted from 0, as a zero-copy view; all of them are the tensor itself.
+    """Rows [start, stop) of an axis, counted from 0, as a zero-copy view.
 
     Raises SliceError for numbers that are no integers, an axis that is not there, and rows that are not all
     there: numpy clips a slice that leaves an array, and a clipped row is a row lost in silence.
@@ -25,8 +25,6 @@ def make_tensor_slice(tensor: Array, axis: int, start: int, stop: int) -> Array:
             raise SliceError(
                 f"slice [{start}, {stop}) of axis {axis}, which has {length} rows; give 0..{length}, in order"
             )
-        if len(range(start, stop)) == length:  # a TypeError for what is no integer
-            return tensor
-        return tensor[(*_WHOLE_AXIS * axis, slice(start, stop))]
+        return tensor[(*_AXES_BEFORE[axis], slice(start, stop))]
     except TypeError as error:
         raise SliceError(f"slice [{start!r}, {stop!r}) of axis {axis!r}: {error}; give integers") from error
