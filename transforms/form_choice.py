@@ -7,29 +7,29 @@ First per layer of a chain so long that each layer finds its keys outside the ca
 where the weights are read between two layers:
 
     H/KV x D     S     C | SPLIT  JOINED | keys and values
-    8/2 x 64     1   384 | 0.035   0.024 | 0.4 MB
-    8/2 x 64     1  1024 | 0.065   0.046 |   1 MB
-    8/2 x 64     1  4096 | 0.175   0.163 |   4 MB
-    64/8 x 64    1   256 | 0.068   0.055 |   1 MB
-    64/8 x 64    1  1024 | 0.190   0.177 |   4 MB
-    64/8 x 64    1  2048 | 0.339   0.359 |   8 MB
-    32/8 x 128   1  1024 | 0.285   0.324 |   8 MB
-    64/8 x 64    1  8192 |  1.43    3.15 |  32 MB
-    64/8 x 64    4   512 | 0.188   0.159 |   2 MB
-    32/8 x 64   32  1024 | 0.961   0.797 |   4 MB
+    8/2 x 64     1   384 | 0.045   0.024 | 0.4 MB
+    8/2 x 64     1  1024 | 0.071   0.056 |   1 MB
+    8/2 x 64     1  4096 | 0.167   0.170 |   4 MB
+    64/8 x 64    1   256 | 0.080   0.061 |   1 MB
+    64/8 x 64    1  1024 | 0.195   0.177 |   4 MB
+    64/8 x 64    1  2048 | 0.360   0.370 |   8 MB
+    32/8 x 128   1  1024 | 0.344   0.350 |   8 MB
+    64/8 x 64    1  8192 |  1.34    3.12 |  32 MB
+    64/8 x 64    4   512 | 0.214   0.175 |   2 MB
+    32/8 x 64   32  1024 | 0.996   0.815 |   4 MB
 
     with a sink:
-    8/2 x 64     1   384 | 0.044   0.031 | 0.4 MB
-    64/8 x 64    1   512 | 0.116   0.117 |   2 MB
+    8/2 x 64     1   384 | 0.049   0.036 | 0.4 MB
+    64/8 x 64    1   512 | 0.163   0.141 |   2 MB
 
 Then one layer alone, whose keys stay in the caches as far as they fit:
 
     H/KV x D     S     C | SPLIT  JOINED | scores
-    16/4 x 128  16  8192 |  3.86    6.14 |   8 MB
-    16/4 x 128  64  4096 |  6.70    6.75 |  16 MB
-    32/8 x 64  128  1024 |  4.81    3.08 |  18 MB
-    32/8 x 64  256  1024 |  13.6    7.04 |  40 MB
-    32/8 x 64  512  1024 |  33.9    17.2 |  96 MB
+    16/4 x 128  16  8192 |  3.92    5.96 |   8 MB
+    16/4 x 128  64  4096 |  7.28    6.83 |  16 MB
+    32/8 x 64  128  1024 |  5.03    3.20 |  18 MB
+    32/8 x 64  256  1024 |  14.0    7.32 |  40 MB
+    32/8 x 64  512  1024 |  35.1    18.1 |  96 MB
 
 The device form, which repeats keys and values for each query head and transposes them, takes 13 ms for
 64/8 x 64 at S = 1, C = 2048, and 207 ms at C = 8192. ScaledDotProductAttention over the rows of KV heads was
