@@ -67,8 +67,8 @@ def read_spec(model: ov.Model) -> ModelSpec:
         raise ModelError(str(error)) from error
     if not gqas:
         raise ModelError(
-            "the model has no GroupQueryAttention; export it with a builder that emits the contrib op "
-            "(onnxruntime-genai's does)"
+            "the model has no GroupQueryAttention; give an ONNX file of a builder that emits the contrib op "
+            "(onnxruntime-genai's does; OpenVINO IR cannot hold it)"
         )
     places = {name: place for place, output in enumerate(model.outputs) for name in output.get_names()}
     layers = tuple(

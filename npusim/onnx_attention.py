@@ -94,11 +94,11 @@ def require_file(path: str | os.PathLike[str]) -> None:
             with open(path, "rb"):
                 return
     except FileNotFoundError as error:
-        raise ModelError(f"{path}: no such file; give the path of an ONNX model") from error
+        raise ModelError(f"{path}: no such file; give the path of a model") from error
     except OSError as error:
         raise ModelError(f"{path}: cannot be opened ({error.strerror}); give an ONNX model") from error
     kind = "a directory" if stat.S_ISDIR(mode) else "no regular file"
-    raise ModelError(f"{path}: is {kind}; give the path of an ONNX model")
+    raise ModelError(f"{path}: is {kind}; give the path of a model")
 
 
 def load_onnx(path: str | os.PathLike[str]) -> onnx.ModelProto:

@@ -206,7 +206,9 @@ def _decoded(line: str) -> object:
     try:
         values: object = json.loads(line, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:  # of a number or a nesting beyond Python's limits too
-        raise TraceError(f"not JSON ({error}); the file may have been cut short") from error
+        raise TraceError(
+            f"not JSON ({error}); no trace of `npusim run --trace FILE`, or the file was cut short"
+        ) from error
     return values
 
 

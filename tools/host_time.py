@@ -20,6 +20,7 @@ from npusim.cli.parsers import at_least
 
 GOAL_MICROSECONDS = 150
 WARM_UP = 20
+MOST_STEPS = 900  # for which the model's rotary tables have positions
 PROMPT = b"Return a list of the "
 
 
@@ -45,9 +46,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--steps", metavar="N", type=at_least(1), default=300, help="default 300")
+    parser.add_argument(
+        "--steps", metavar="N", type=at_least(1), default=300, help=f"default 300, at most {MOST_STEPS}"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     options = parser.parse_args()
+    if options.steps > MOST_STEPS:
+        parser.error(f"--steps {options.steps}: the built-in model has positions for {MOST_STEPS}")
     host, whole = measure(options.steps)
     reached = 1e6 * host < GOAL_MICROSECONDS
     if options.json:

@@ -1,6 +1,7 @@
 """`npusim bench`: time per token beside other runtimes, and the suite of goals."""
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -113,7 +114,11 @@ def _check_options(options: argparse.Namespace) -> None:
     """ConfigError, before any work, for options of which nothing would come and a picture without a place."""
     shape = [name for name, _, _ in SHAPE_OPTIONS] + ["ffn", "window"]
     if options.suite:
-        _refuse(options, ["model", *shape, *MEASURED_OPTIONS], "--suite chooses its own models and lengths")
+        _refuse(
+            options,
+            ["model", *shape, *MEASURED_OPTIONS],
+            "--suite chooses its own models and lengths; leave it out",
+        )
     else:
         refuse_idle(options, "--suite", "--groups")
     if options.model:
@@ -153,6 +158,7 @@ def _run_contexts(options: argparse.Namespace) -> int:
         print_report(machine, results)
     if options.plot:
         plot.draw(options.plot, results, machine, options.model.name if options.model else "synthetic model")
+        print(f"npusim: wrote {options.plot}", file=sys.stderr)
     return 0
 
 

@@ -99,18 +99,23 @@ def print_goals(machine: Machine, rows: Sequence[GoalRow]) -> None:
     """The table of goals."""
     table = new_table()
     table.add_column("goal", overflow="fold")
-    table.add_column("measured", justify="right", overflow="fold")  # or why it was not
+    table.add_column("measured", justify="right", no_wrap=True)
     for heading in ("p10..p90", "wanted"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("reached", no_wrap=True)
     for row in rows:
         spread = "" if row.spread is None else f"{row.spread[0]:.3g}..{row.spread[1]:.3g}"
-        figure = row.note if row.ratio is None else f"{row.ratio:.3g}"
-        cells = (row.name, figure, spread, str(row.goal), "yes" if row.reached else "NO")
+        cells = (row.name, _figure(row), spread, str(row.goal), "yes" if row.reached else "NO")
         table.add_row(*(plain(cell) for cell in cells))
     console = stdout()
     print_table(console, table)
+    for reason in dict.fromkeys(row.note for row in rows if row.ratio is None):
+        console.print(plain(f"not measured: {reason}"))
     console.print(plain(f"{machine.threads} threads, load {machine.load:.1f}"))
+
+
+def _figure(row: GoalRow) -> str:
+    return "not measured" if row.ratio is None else f"{row.ratio:.3g}"
 
 
 def goals_json(machine: Machine, rows: Sequence[GoalRow]) -> dict[str, Json]:

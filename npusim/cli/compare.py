@@ -32,6 +32,7 @@ from npusim.errors import ConfigError, InputError
 from npusim.model_file import read_model
 from npusim.model_spec import ModelSpec, read_spec
 from npusim.npuw_profile import BLOCK_STEP, round_up
+from npusim.onnx_attention import require_file
 
 LEAST_PROMPT, MOST_PROMPT = 24, 512
 PAST_THE_WINDOW = 8
@@ -141,6 +142,8 @@ def _check_options(options: argparse.Namespace, given: Mapping[str, str]) -> Non
 def _comparison(options: argparse.Namespace) -> Comparison:
     given = parse_config(options.config)
     _check_options(options, given)
+    if options.candidate is not None:
+        require_file(options.candidate)
     paths = [path for path in (options.model, draft_path(options.draft)) if path is not None]
     models = {path: read_model(path) for path in paths}
     specs = {path: read_spec(model) for path, model in models.items()}

@@ -5,6 +5,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import NoReturn
 
 from npusim.cli import bench, check, compare, demo, export, plan, replay, run
@@ -51,6 +52,13 @@ class _Parser(argparse.ArgumentParser):
         """Exit with the message. Commands get parsers of this class, too."""
         self.exit(_failed(f"{message}; see {self.prog} --help"))
 
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
+        """Nothing may be left over: a command says so itself, with its own help, not `npusim` for it."""
+        options, rest = super().parse_known_args(args, namespace)
+        if rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return options, rest
+
 
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
@@ -67,6 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
         return EXIT_USAGE
 
     parser.set_defaults(execute=without_command)
+    parser.add_argument("--version", action="version", version=f"npusim {version('npusim')}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in COMMANDS:
         command.register(subparsers)

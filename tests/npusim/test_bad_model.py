@@ -88,7 +88,10 @@ def with_sinks(model: ModelProto) -> None:
 
 
 REFUSED: dict[str, tuple[Edit, str]] = {
-    "no attention": (without_attention, "the model has no GroupQueryAttention; export it with a builder"),
+    "no attention": (
+        without_attention,
+        "the model has no GroupQueryAttention; give an ONNX file of a builder",
+    ),
     "no past": (
         without_past,
         r"attention.0: no past_key and past_value: .* \(and 2 more layers",
@@ -194,8 +197,8 @@ def test_files_that_are_no_model(name: str, tmp_path: Path, capfd: pytest.Captur
 def test_paths_that_are_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.onnx")
     for path, message in (
-        (tmp_path / "missing.onnx", "no such file; give the path of an ONNX model"),
-        (str(tmp_path), "is a directory; give the path of an ONNX model"),
+        (tmp_path / "missing.onnx", "no such file; give the path of a model"),
+        (str(tmp_path), "is a directory; give the path of a model"),
         (tmp_path / "pipe.onnx", "is no regular file; give"),
         (tmp_path / ("long" * 100), r"cannot be opened \(File name too long\)"),
         (tmp_path / "missing.xml", "no such file"),

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from bench_sizes import SHAPE, SIZES
 
@@ -71,6 +72,20 @@ def test_the_suite_in_parts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     assert lines[1].split() == ["one", "3.5", ">=", "3", "x", "yes"]
 
 
+def test_a_goal_that_cannot_be_measured_is_not_reached(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = [GoalRow(name=name, goal=at_least(3), ratio=None, note="no such thing") for name in "ab"]
+    monkeypatch.setitem(goals.GROUPS, "flat", lambda _: missing)
+    assert main(["bench", "--suite", "goals", "--groups", "flat"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines[1:3]] == [
+        [name, "not", "measured", ">=", "3", "x", "NO"] for name in "ab"
+    ]
+    assert lines[3] == "not measured: no such thing"
+    assert "no such thing" not in lines[4:]
+
+
 def test_the_command(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [
         "bench",
@@ -111,7 +126,47 @@ def test_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "sweep.png"
     assert main(f"bench {TINY_MODEL} --context 4,8 --plot {path}".split()) == 0
     assert path.read_bytes().startswith(b"\x89PNG")
-    assert "est. limit" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "est. limit" in printed.out
+    assert f"npusim: wrote {path}" in printed.err
+
+
+def test_a_picture_of_one_context_has_a_bar_for_each_runtime(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    axes = pytest.importorskip("matplotlib.axes")
+    bars: dict[str, tuple[float, list[list[float]]]] = {}
+    limits: list[float] = []
+    draw_bar, draw_limit = axes.Axes.bar, axes.Axes.axhline
+
+    def bar(
+        self: object, names: list[str], heights: list[float], *, yerr: list[list[float]], **how: object
+    ) -> None:
+        bars[names[0]] = heights[0], yerr
+        draw_bar(self, names, heights, yerr=yerr, **how)
+
+    def limit(self: object, height: float, **how: object) -> None:
+        limits.append(height)
+        draw_limit(self, height, **how)
+
+    monkeypatch.setattr(axes.Axes, "bar", bar)
+    monkeypatch.setattr(axes.Axes, "axhline", limit)
+    samples = {
+        Runtime.FAST: Samples(rounds=((0.002,) * 5, (0.003,) * 5)),
+        Runtime.ORT: Samples(rounds=((0.005, 0.007, 0.006),)),
+    }
+    runtimes = tuple(
+        RuntimeResult(
+            runtime=it, samples=samples[it], ratio=ratio_of(samples[it], samples[it]), host_share=None
+        )
+        for it in samples
+    )
+    result = ContextResult(context=8, runtimes=runtimes, bytes_per_step=4_000_000)
+    plot.draw(tmp_path / "x.png", [result], Machine(threads=3, load=0.5, bandwidth=1e9), "gemma.onnx")
+    assert list(bars) == ["npusim", "ort"]
+    assert bars["ort"][0] == pytest.approx(6)
+    np.testing.assert_allclose(bars["ort"][1], [[0.8], [0.8]])
+    assert limits == pytest.approx([4])
 
 
 def test_a_picture_says_of_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +232,7 @@ def test_matplotlib_is_loaded_for_pictures_alone(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["bench", "--plot", "x.png"]) == 2
-    assert "pip install 'npusim[plot]'" in capsys.readouterr().err
+    assert "pip install matplotlib, the extra plot" in capsys.readouterr().err
 
 
 def test_without_onnxruntime(

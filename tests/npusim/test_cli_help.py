@@ -1,5 +1,7 @@
 """`--help` of the commands."""
 
+from importlib.metadata import version
+
 import pytest
 
 from npusim.cli.config_help import config_keys
@@ -32,6 +34,12 @@ def test_every_setting_is_listed(capsys, command):
     printed = capsys.readouterr().out
     for option in OPTIONS:
         assert f"{option.key}  (default {option.default})" in printed
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"npusim {version('npusim')}\n"
 
 
 def test_all_commands_are_listed(capsys):

@@ -73,6 +73,16 @@ def test_text_for_another_vocabulary(error_of, monkeypatch):
     assert "tokenize elsewhere and give --prompt-ids" in message
 
 
+@pytest.mark.parametrize("command", [[], ["check"], ["check", LLAMA]])
+def test_what_is_left_over_points_to_the_help_of_its_command(capsys, command):
+    with pytest.raises(SystemExit, match="2"):
+        main([*command, "--walk"])
+    program = " ".join(["npusim", *command[:1]])
+    said = capsys.readouterr().err
+    assert said.endswith(f"see {program} --help\n")
+    assert "--walk" in said or command == ["check"]  # which lacks its model
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -36,7 +36,7 @@ def test_a_line_that_is_cut_in_the_middle_of_the_file_is_named(path: Path) -> No
     lines_of(path)
     first, second, *others = path.read_text().splitlines(keepends=True)
     path.write_text("".join([first, second[:40] + "\n", *others]))
-    with pytest.raises(TraceError, match=r"line 2: not JSON .*may have been cut short"):
+    with pytest.raises(TraceError, match=r"line 2: not JSON .*or the file was cut short"):
         read_trace(path)
 
 
