@@ -127,10 +127,11 @@ class KVManager:
             )
         layers = [] if length >= self._committed else self._layers_that_cannot_trim(length)
         if layers:
+            deferred = "" if self._holds_back else "NPUSIM_COMMIT=DEFERRED, "
             raise TrimError(
                 f"trim from {stored} to {length} tokens: layers {layers} have overwritten or evicted "
                 f"rows that a query at position {length} needs; reset and prefill again, or use "
-                "NPUSIM_COMMIT=DEFERRED, more NPUSIM_KV_SLACK, or NPUSIM_KV_LAYOUT=LINEAR"
+                f"{deferred}more NPUSIM_KV_SLACK, or NPUSIM_KV_LAYOUT=LINEAR"
             )
         return length
 

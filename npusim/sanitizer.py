@@ -42,6 +42,9 @@ class KVSanitizer:
     loud value. Of a float cache that is so large that the least weight shows: attention averages values, so
     no output may exceed the largest value that may be read. Codes of a quantized cache are never that large,
     so the block runs a second time with values of zero: what may not be read may not change a bit.
+
+    A layer is at fault if its own slots show without those of the others: padded rows carry loud values on,
+    and in float16 the key of such a row can outgrow the mask. Where it is so, the block runs again in quiet.
     """
 
     def __init__(self, kv: KVManager, elements: tuple[CacheElement, ...]) -> None:
@@ -59,11 +62,15 @@ class KVSanitizer:
         try:
             quiet = _quiet_attention(graph, poisoned, length)
             graph.run()
-            leaking = _leaking_layer(graph, poisoned, length, quiet)
-            if leaking is not None:
-                slot = _leaking_slot(graph, poisoned, length, quiet, leaking)
-                group = next(each.group for each in poisoned if leaking in each.group.layers)
-                raise _leak_error(group, leaking, slot, range(start, start + length), self._kv)
+            suspected = _leaking_layers(graph, poisoned, length, quiet)
+            for layer in suspected:
+                slot = _leaking_slot(graph, poisoned, length, quiet, layer)
+                if slot is not None:
+                    group = next(each.group for each in poisoned if layer in each.group.layers)
+                    raise _leak_error(group, layer, slot, range(start, start + length), self._kv)
+            if suspected:
+                _fill_all(poisoned, loud=False)
+                graph.run()
         finally:
             for each in poisoned:
                 each.restore()
@@ -93,10 +100,15 @@ def _quiet_attention(graph: StaticGraph, poisoned: list[_Poisoned], length: int)
     return {layer: _real(graph, layer, length).copy() for each in quantized for layer in each.group.layers}
 
 
-def _leaking_layer(
+def _fill_all(poisoned: list[_Poisoned], *, loud: bool) -> None:
+    for each in poisoned:
+        each.fill_values(each.element.loud if loud else each.element.zero)
+
+
+def _leaking_layers(
     graph: StaticGraph, poisoned: list[_Poisoned], length: int, quiet: Attention
-) -> int | None:
-    """The first layer whose attention shows what it may not read."""
+) -> list[int]:
+    """The layers whose attention shows what it may not read, in order."""
     rows = graph.rows(length)
     leaking = []
     for each, new in zip(poisoned, rows.arrays, strict=True):
@@ -108,27 +120,35 @@ def _leaking_layer(
                 new_rows = make_tensor_slice(new, ROWS, rows.first, rows.first + length)
                 # The block attends to its rows as they were before they were rounded to be stored.
                 largest = SLACK * _largest_value(each, new_rows, layer) + each.element.least
-                leaks = float(np.abs(attention).max()) > largest
+                leaks = not float(np.abs(attention).max()) <= largest  # NaN, too
             if leaks:
                 leaking.append(layer)
-    return min(leaking, default=None)
+    return sorted(leaking)
 
 
 def _leaking_slot(
     graph: StaticGraph, poisoned: list[_Poisoned], length: int, quiet: Attention, layer: int
-) -> int:
-    """One leaking slot of a layer, found by halving those that were poisoned."""
+) -> int | None:
+    """One leaking slot of a layer, found by halving those that were poisoned.
+
+    None where they are not what shows: neither alone, nor if it shows without them.
+    """
     each = next(each for each in poisoned if layer in each.group.layers)
-    for other in poisoned:
-        other.fill_values(other.element.zero)
-    value, suspects = each.group.value(layer), each.slots
+    _fill_all(poisoned, loud=False)
+    value = each.group.value(layer)
+
+    def leak(slots: npt.NDArray[np.intp]) -> bool:
+        value[:, :, each.slots] = each.element.zero
+        value[:, :, slots] = each.element.loud
+        graph.run()
+        return layer in _leaking_layers(graph, poisoned, length, quiet)
+
+    suspects = each.slots
+    if not leak(suspects) or leak(suspects[:0]):
+        return None
     while len(suspects) > 1:
         half = suspects[: len(suspects) // 2]
-        value[:, :, each.slots] = each.element.zero
-        value[:, :, half] = each.element.loud
-        graph.run()
-        leaks = _leaking_layer(graph, poisoned, length, quiet) == layer
-        suspects = half if leaks else suspects[len(half) :]
+        suspects = half if leak(half) else suspects[len(half) :]
     return int(suspects[0])
 
 

@@ -137,6 +137,18 @@ def test_a_trim_is_for_all_layers_or_none() -> None:
     assert kv.trim(0) == 10
 
 
+@pytest.mark.parametrize("commit", CommitPolicy)
+def test_a_trim_that_fails_advises_what_is_not_so_already(commit: CommitPolicy) -> None:
+    kv = manager(ROLLING, commit=commit)
+    for start in range(0, 15, 5):
+        step(kv, start, 5)
+    with pytest.raises(
+        TrimError, match=r"or use .*more NPUSIM_KV_SLACK, or NPUSIM_KV_LAYOUT=LINEAR"
+    ) as caught:
+        kv.trim(5)
+    assert ("NPUSIM_COMMIT=DEFERRED" in str(caught.value)) == (commit is CommitPolicy.EAGER)
+
+
 def test_the_high_water_mark_outlives_a_trim_but_not_a_new_sequence() -> None:
     kv = manager(RING)
     step(kv, 0, 5)

@@ -136,6 +136,24 @@ def test_a_draft_in_rings_too_small_for_its_rewinds_is_prefilled_anew() -> None:
     assert sum(record.stage is Stage.PREFILL for record in records) > 5
 
 
+@pytest.mark.parametrize(("commit", "block"), [("DEFERRED", 5), ("EAGER", 1)])
+@pytest.mark.parametrize(("slack", "rereads"), [(1, True), (2, False)])
+def test_a_draft_in_rings_needs_two_rows_less_of_slack_than_it_guesses(
+    commit: str, block: int, slack: int, rereads: bool
+) -> None:
+    """All four guesses are rejected each time, the longest way back."""
+    settings = {"NPUSIM_KV_LAYOUT": "RING", "NPUSIM_COMMIT": commit, "NPUSIM_KV_SLACK": str(slack)}
+    draft = compiled("gemma3_alternating", block=block, prompt=64, response=32, **settings)
+    request = draft.create_infer_request()
+    records: list[StepRecord] = []
+    request.step_listener = records.append
+    drafter, tokens = DraftModel(request), list(b"Return a list of")
+    for step in range(12):
+        drafter.propose(tokens, 4)
+        tokens.append(5 + step)
+    assert (sum(record.stage is Stage.PREFILL for record in records) > 1) == rereads
+
+
 @pytest.fixture(scope="module")
 def narrow() -> npusim.CompiledLLM:
     return compiled("phi3_window8", block=4, prompt=8, response=4)
