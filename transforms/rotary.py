@@ -58,14 +58,18 @@ def read_rotation(rotated: Output) -> Rotation | None:
         return None
     first, cos, second, sin = factors[:4]
     split = first.get_node()
+    if split.get_type_name() != "VariadicSplit":
+        return None
+    source = split.input_value(0)
     turned = [list(factor.get_partial_shape())[3:] for factor in (first, second, cos, sin)]
     is_rotation = (
         _keys(factors[4:]) == _keys([second, cos, first, sin])
-        and split.get_type_name() == "VariadicSplit"
         and _keys([first, second, *pieces[2:]]) == _keys(split.outputs())
         and turned == [turned[0]] * 4
+        and source.get_partial_shape().is_static
+        and source.get_shape()[:3] == first.get_shape()[:3]  # split along the channels
     )
-    return Rotation(source=split.input_value(0), cos=cos, sin=sin) if is_rotation else None
+    return Rotation(source=source, cos=cos, sin=sin) if is_rotation else None
 
 
 def _operands(source: Output, op_type: str) -> list[Output]:

@@ -78,6 +78,24 @@ def test_what_is_like_a_rotation_is_not_read(rotated: Output) -> None:
     assert read_rotation(rotated) is None
 
 
+@pytest.mark.parametrize("axis", [1, 2])
+def test_halves_of_the_heads_or_of_the_rows_are_not_read(axis: int) -> None:
+    shape = [1, 3, 5, 4]
+    shape[axis] *= 2
+    lengths = [shape[axis] // 2] * 2
+    a, b = split(parameter(*shape), *lengths, axis=axis)
+    assert read_rotation(turned((a, COS, b, SIN), (b, COS, a, SIN), ())) is None
+
+
+def test_a_source_of_open_size_is_not_read() -> None:
+    """The query of static shape that comes of it is left to be scaled itself."""
+    a, b = split(parameter(1, -1, 5, 8), 4, 4)
+    wide_cos, wide_sin = parameter(1, 3, 5, 4), parameter(1, 3, 5, 4)
+    rotated = turned((a, wide_cos, b, wide_sin), (b, wide_cos, a, wide_sin), ())
+    assert rotated.get_partial_shape().is_static
+    assert read_rotation(rotated) is None
+
+
 def test_halves_of_unequal_length_are_not_read() -> None:
     a, b = split(parameter(1, 3, 5, 5), 4, 1)
     assert read_rotation(turned((a, COS, b, SIN), (b, COS, a, SIN), ())) is None
