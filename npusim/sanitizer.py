@@ -44,7 +44,8 @@ class KVSanitizer:
     so the block runs a second time with values of zero: what may not be read may not change a bit.
 
     A layer is at fault if its own slots show without those of the others: padded rows carry loud values on,
-    and in float16 the key of such a row can outgrow the mask. Where it is so, the block runs again in quiet.
+    and in float16 the key of such a row can outgrow the mask. For the same reason the answer is not taken
+    from these runs: the last one is over the cache as it is, so its bits are those without a sanitizer.
     """
 
     def __init__(self, kv: KVManager, elements: tuple[CacheElement, ...]) -> None:
@@ -62,18 +63,15 @@ class KVSanitizer:
         try:
             quiet = _quiet_attention(graph, poisoned, length)
             graph.run()
-            suspected = _leaking_layers(graph, poisoned, length, quiet)
-            for layer in suspected:
+            for layer in _leaking_layers(graph, poisoned, length, quiet):
                 slot = _leaking_slot(graph, poisoned, length, quiet, layer)
                 if slot is not None:
                     group = next(each.group for each in poisoned if layer in each.group.layers)
                     raise _leak_error(group, layer, slot, range(start, start + length), self._kv)
-            if suspected:
-                _fill_all(poisoned, loud=False)
-                graph.run()
         finally:
             for each in poisoned:
                 each.restore()
+        graph.run()
 
 
 def _poison(group: CacheGroup, element: CacheElement, start: int) -> _Poisoned:
@@ -98,11 +96,6 @@ def _quiet_attention(graph: StaticGraph, poisoned: list[_Poisoned], length: int)
     for each in quantized:
         each.fill_values(each.element.loud)
     return {layer: _real(graph, layer, length).copy() for each in quantized for layer in each.group.layers}
-
-
-def _fill_all(poisoned: list[_Poisoned], *, loud: bool) -> None:
-    for each in poisoned:
-        each.fill_values(each.element.loud if loud else each.element.zero)
 
 
 def _leaking_layers(
@@ -134,7 +127,8 @@ def _leaking_slot(
     None where they are not what shows: neither alone, nor if it shows without them.
     """
     each = next(each for each in poisoned if layer in each.group.layers)
-    _fill_all(poisoned, loud=False)
+    for other in poisoned:
+        other.fill_values(other.element.zero)
     value = each.group.value(layer)
 
     def leak(slots: npt.NDArray[np.intp]) -> bool:

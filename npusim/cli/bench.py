@@ -91,7 +91,9 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--rounds", metavar="N", type=at_least(1), help=f"rounds of all runtimes (default {NUM_ROUNDS})"
     )
-    parser.add_argument("--plot", metavar="FILE.png", type=Path, help="draw time per token over context")
+    parser.add_argument(
+        "--plot", metavar="FILE.png", type=Path, help="draw time per token: over context, or as bars"
+    )
     parser.add_argument("--suite", choices=["goals"], help="measure everything that npusim is held to")
     parser.add_argument(
         "--groups",
