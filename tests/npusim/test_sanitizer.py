@@ -112,6 +112,25 @@ def test_loud_values_that_padded_rows_carry_on_are_no_leak(
         np.testing.assert_array_equal(got, want)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _BrokenModel(TinyModel):
+    """Token 3 is no number."""
+
+    def weights(self) -> Weights:
+        plain = super().weights()
+        embedding = plain.embedding.copy()
+        embedding[3] = np.nan
+        return replace(plain, embedding=embedding)
+
+
+def test_a_model_that_computes_no_number_is_no_leak() -> None:
+    request = new_request(_BrokenModel(windows=(4, -1)), sanitize="YES")
+    feed(request, [1, 2, 4, 5, 6, 7], 0)
+    with pytest.raises(npusim.ModelError, match="layer 0: the key of position 6 is infinite or NaN"):
+        feed(request, [3], 6)
+    assert request.num_stored_tokens == 6
+
+
 def _see_one_slot_too_many(step: transforms.frames.Step, capacity: int) -> transforms.frames.PastKeys:
     right = _LINEAR(step, capacity)
     filled = ops.less(right.position, ops.add(step.stored, i32(1))).output(0)
